@@ -1,0 +1,162 @@
+// The consumer role: a warpgroup computes 64 query rows of each tile. Its inner loop is the algorithm of the paper
+// (arXiv 2407.08608, algorithm 2), and its twin is cupyfa/oracles/online.py.
+#pragma once
+#include "hopper/epilogue.cuh"
+#include "hopper/gemm.cuh"
+#include "mask.cuh"
+#include "softmax.cuh"
+
+namespace cupyfa::hopper {
+
+/// The pingpong token (specification 0x04): one consumer warpgroup at a time may issue to the tensor cores, so that the
+/// softmax of one runs under the products of the other. It orders issue only; no data goes with it.
+template <FwdSpec S>
+class Turn {
+ public:
+  __device__ explicit Turn(int warpgroup) : own_(turn_barrier + warpgroup) {
+    const bool last = warpgroup == S.consumers() - 1;
+    next_ = last ? turn_barrier : own_ + 1;
+    // The first warpgroup has no predecessor in the first round: the last one gives its credit. At exit one credit stays.
+    if (S.pingpong && last) ptx::bar_arrive(next_, 256);
+  }
+  __device__ void wait() const {
+    if constexpr (S.pingpong) ptx::bar_sync(own_, 256);  // 128 threads of this warpgroup, 128 of its predecessor
+  }
+  __device__ void pass() const {
+    if constexpr (S.pingpong) ptx::bar_arrive(next_, 256);
+  }
+
+ private:
+  int own_, next_;
+};
+
+template <int count>
+__device__ inline void scale_rows(float (&O)[count], const RowPair& factor) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) O[i] *= factor.row[i / 2 % 2];
+}
+
+template <FwdSpec S>
+__device__ inline void round_from(u32 (&P)[S.tile_n / 4], const float (&scores)[S.tile_n / 2]) {
+#pragma unroll
+  for (int i = 0; i < S.tile_n / 4; ++i) P[i] = ptx::cvt_rn_x2<S.dtype>(scores[2 * i], scores[2 * i + 1]);
+}
+
+/// The walk over the key blocks of one tile, from the last one (the diagonal) to the first.
+template <FwdSpec S>
+class Mainloop {
+ public:
+  __device__ Mainloop(Storage<S>& storage, const Place<S>& place)
+      : K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), turn_(place.warpgroup), place_(place) {}
+
+  /// Leaves the unnormalised output in O; `blocks` is not empty.
+  __device__ void run(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
+                      const Slot& q) {
+    const SharedAddress q_rows = place_.rows_of(q.data);
+    if constexpr (S.overlap) {
+      overlapped(O, softmax, mask, blocks, q_rows);
+    } else {
+      in_order(O, softmax, mask, blocks, q_rows);
+    }
+  }
+
+ private:
+  __device__ void overlapped(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
+                             SharedAddress q) {
+    float scores[S.tile_n / 2];
+    u32 P[S.tile_n / 4];
+
+    Slot k = K_.wait();
+    issue_scores<S>(scores, q, k.data);
+    complete<0>(scores);  // proves S of the last block
+    release_warp(k);
+    if (blocks.end > 1) k = K_.wait();  // of the first round below
+    if (blocks.end > blocks.full) mask.apply(scores, blocks.end - 1);
+    softmax.update(scores);  // nothing was accumulated before: no O to scale
+    round_from<S>(P, scores);
+
+    for (int j = blocks.end - 2; j >= 0; --j) {
+      turn_.wait();
+      issue_scores<S>(scores, q, k.data);  // S_j = Q K_j'
+      const Slot v = V_.wait();
+      issue_output<S>(O, P, v.data);  // O += P_{j+1} V_{j+1}
+      turn_.pass();
+      complete<1>(scores);  // proves S_j; O is still in flight
+      release_warp(k);
+      if (j >= blocks.full) mask.apply(scores, j);
+      const RowPair shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
+      // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
+      // instead of under it. This wait ends the block.
+      if (j > 0) k = K_.wait();
+      complete<0>(O);  // proves O; P may be overwritten
+      release_warp(v);
+      scale_rows(O, shrink);
+      round_from<S>(P, scores);
+    }
+
+    const Slot v = V_.wait();
+    issue_output<S>(O, P, v.data);
+    complete<0>(O);  // proves the last O
+    release_warp(v);
+  }
+
+  __device__ void in_order(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
+                           SharedAddress q) {
+    turn_.wait();
+    for (int j = blocks.end - 1; j >= 0; --j) {
+      float scores[S.tile_n / 2];
+      u32 P[S.tile_n / 4];
+      const Slot k = K_.wait();
+      issue_scores<S>(scores, q, k.data);
+      turn_.pass();
+      complete<0>(scores);  // proves S_j
+      release_warp(k);
+      if (j >= blocks.full) mask.apply(scores, j);
+      scale_rows(O, softmax.update(scores));
+      round_from<S>(P, scores);
+      turn_.wait();
+      const Slot v = V_.wait();
+      issue_output<S>(O, P, v.data);
+      complete<0>(O);  // proves O
+      release_warp(v);
+    }
+    turn_.pass();
+  }
+
+  /// Each warp answers for itself: its wait covers its own part of the WGMMA that read the slot.
+  __device__ void release_warp(const Slot& slot) const {
+    if (place_.lane == 0) release(slot);
+  }
+
+  typename Storage<S>::KVConsumer K_, V_;
+  Turn<S> turn_;
+  Place<S> place_;
+};
+
+template <FwdSpec S>
+__device__ void consume(const FwdParams& p, Storage<S>& storage) {
+  const Place<S> place = Place<S>::of_thread();
+  typename Storage<S>::QConsumer Q(storage.q, storage.q_barriers);
+  Mainloop<S> mainloop(storage, place);
+
+  for (TileScheduler<S> tiles(p); tiles.valid(); tiles.next()) {
+    const Tile tile = tiles.tile();
+    const int row = tile.m * S.tile_m;
+    const int first = row + 64 * place.warpgroup;
+    // All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows.
+    const BlockRange blocks = {BlockRange::of<S>(p, first, first + 64).full,
+                               BlockRange::of<S>(p, row, row + S.tile_m).end};
+    const Mask<S> mask(p, row + place.row, 2 * (place.lane % 4));
+    OnlineSoftmax softmax(p.scale_log2);
+    float O[S.head_dim / 2] = {};
+
+    const Slot q = Q.wait();
+    if (blocks.end > 0) mainloop.run(O, softmax, mask, blocks, q);
+    RowPair lse;
+    const RowPair inverse = softmax.finish(lse);
+    store_lse<S>(p, tile, place, lse);
+    store_output<S>(p, O, inverse, tile, place, q);
+  }
+}
+
+}  // namespace cupyfa::hopper

@@ -1,0 +1,74 @@
+// Hopper forward attention (FlashAttention-3, arXiv 2407.08608): O = softmax(scale Q K') V, one query tile at a time.
+//
+// Schedule of a CTA, for two consumer warpgroups with overlap and pingpong; j runs from the last key block to the first:
+//
+//   producer (1 thread)   K[n] Q K[n-1] V[n] K[n-2] V[n-1] ...                        next tile: K[n] Q ...
+//   consumer 0            S[n] softmax | S[n-1]  O+=P[n]V[n]  | softmax[n-1] ......... | O stored by TMA
+//   consumer 1                softmax[n] ................     | S[n-1]  O+=P[n]V[n]    | softmax[n-1] ...
+//                                        turn passes to 1 -->                      turn passes to 0 -->
+//
+// Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storage.cuh and ring.cuh (how they meet),
+// softmax.cuh and mask.cuh (the arithmetic), epilogue.cuh.
+#include "hopper/consumer.cuh"
+#include "hopper/producer.cuh"
+#include "hopper/storage.cuh"
+#include "params.h"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "spec.cuh"
+
+namespace cupyfa::hopper {
+
+template <FwdSpec S>
+constexpr bool is_valid() {
+  static_assert(S.head_dim % panel_cols == 0 && S.head_dim <= 256,
+                "head_dim is padded to a multiple of 64, at most 256");
+  static_assert(S.tile_m == 64 || S.tile_m == 128 || S.tile_m == 192, "one to three consumer warpgroups of 64 rows");
+  static_assert(S.tile_n % 16 == 0, "P V takes 16 keys per instruction");
+  static_assert(S.stages >= 1 && S.q_stages >= 1, "a ring needs a slot");
+  static_assert(!S.pingpong || S.consumers() >= 2, "taking turns needs two warpgroups");
+  static_assert(!S.setmaxnreg || S.consumers() >= 2,
+                "with one consumer warpgroup a thread can have 255 registers anyway");
+  static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
+  return true;
+}
+
+template <FwdSpec S>
+__global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant__ FwdParams p) {
+  static_assert(is_valid<S>());
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  auto& storage = *reinterpret_cast<Storage<S>*>(shared_memory);
+
+  if (threadIdx.x == 0) {
+    if (shared_address(&storage) % swizzle_atom_bytes != 0) __trap();  // the swizzle works on absolute addresses
+    initialise(storage.q_barriers, q_releases<S>);
+    initialise(storage.k_barriers, kv_releases<S>);
+    initialise(storage.v_barriers, kv_releases<S>);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();  // proves that the barriers are initialised
+
+  if (threadIdx.x < 128) {
+    if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();
+    if (threadIdx.x == 0) produce<S>(p, storage);
+  } else {
+    if constexpr (S.setmaxnreg) ptx::setmaxnreg_inc<S.consumer_registers()>();
+    consume<S>(p, storage);
+  }
+}
+
+template <FwdSpec S>
+__constant__ KernelTraits forward_traits = {
+    .threads = S.threads(),
+    .shared_bytes = int(sizeof(Storage<S>)),
+    .cluster_size = 1,
+    .tile_m = S.tile_m,
+    .tile_n = S.tile_n,
+    .box_cols = panel_cols,
+    .box_rows_o = 64,
+    .persistent = S.scheduler == Scheduler::persistent,
+    .producer_registers = S.setmaxnreg ? S.producer_registers() : 0,
+    .consumer_registers = S.setmaxnreg ? S.consumer_registers() : 0,
+};
+
+}  // namespace cupyfa::hopper

@@ -1,0 +1,34 @@
+// Approximate functions and packed conversions that C++ has no exact spelling for.
+#pragma once
+#include "ptx/types.cuh"
+#include "spec.cuh"
+
+namespace cupyfa::ptx {
+
+/// 2^x with a relative error of about 2^-22; ex2(-inf) = +0. One MUFU instruction.
+__device__ inline float ex2_approx_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// log2(x); lg2(0) = -inf.
+__device__ inline float lg2_approx_ftz(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Two floats rounded to nearest even and packed, `low` in the lower half.
+template <DType dtype>
+__device__ inline u32 cvt_rn_x2(float low, float high) {
+  u32 packed;
+  if constexpr (dtype == DType::bfloat16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+}  // namespace cupyfa::ptx

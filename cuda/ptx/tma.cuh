@@ -1,0 +1,38 @@
+// Tensor copies by the Tensor Memory Accelerator (PTX ISA, "cp.async.bulk.tensor"). Coordinates are innermost first.
+#pragma once
+#include "params.h"
+#include "ptx/types.cuh"
+
+namespace cupyfa::ptx {
+
+__device__ inline void prefetch_tensormap(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Global to shared; completion adds the box's bytes (clipped parts included) to the mbarrier's transaction count.
+__device__ inline void cp_async_bulk_tensor_4d_load(SharedAddress destination, const TensorMap& map, int c0, int c1,
+                                                    int c2, int c3, SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(destination),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+
+/// Shared to global; parts of the box outside the tensor are not written. Completion by the issuer's bulk groups.
+__device__ inline void cp_async_bulk_tensor_4d_store(const TensorMap& map, int c0, int c1, int c2, int c3,
+                                                     SharedAddress source) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(source)
+               : "memory");
+}
+
+__device__ inline void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/// Waits until at most `pending` of this thread's bulk groups still read their shared-memory source.
+template <int pending>
+__device__ inline void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace cupyfa::ptx

@@ -1,0 +1,91 @@
+// Online softmax of a warpgroup's 64 rows in the accumulator layout of WGMMA (specification 0x01 and 0x05). A thread has
+// two rows, and the four threads of a quad share them. The twin of this file is OnlineSoftmax in cupyfa/oracles/online.py.
+#pragma once
+#include "mask.cuh"
+#include "ptx/arithmetic.cuh"
+
+namespace cupyfa {
+
+/// Factors for the two rows of a thread.
+struct RowPair {
+  float row[2];
+};
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+class OnlineSoftmax {
+ public:
+  /// `scale_log2` is positive, so that masked scores stay -inf.
+  __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      maximum_[r] = minus_infinity;
+      sum_[r][0] = sum_[r][1] = 0.f;
+    }
+  }
+
+  /// Turns scores into exp2(scale * (score - maximum)). Returns the factor that brings what was accumulated before into
+  /// the frame of the new maximum.
+  template <int count>
+  __device__ RowPair update(float (&scores)[count]) {
+    RowPair shrink;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Even and odd columns are two independent chains: half the latency.
+      float even = scores[2 * r], odd = scores[2 * r + 1];
+#pragma unroll
+      for (int i = 4; i < count; i += 4) {
+        even = fmaxf(even, scores[i + 2 * r]);
+        odd = fmaxf(odd, scores[i + 2 * r + 1]);
+      }
+      const float maximum = fmaxf(maximum_[r], quad_max(fmaxf(even, odd)));
+      // A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
+      const float reference = maximum == minus_infinity ? 0.f : scaled(maximum);
+      shrink.row[r] = ptx::ex2_approx_ftz(scaled(maximum_[r]) - reference);
+      maximum_[r] = maximum;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float sum = sum_[r][c] * shrink.row[r];
+#pragma unroll
+        for (int i = 2 * r + c; i < count; i += 4) {
+          scores[i] = ptx::ex2_approx_ftz(fmaf(scores[i], scale_log2_, -reference));
+          sum += scores[i];
+        }
+        sum_[r][c] = sum;
+      }
+    }
+    return shrink;
+  }
+
+  /// The factor that normalises O, 0 for a row without keys, and the natural logarithm of the row's sum.
+  __device__ RowPair finish(RowPair& lse) {
+    constexpr float ln2 = 0.693147180559945309f;
+    RowPair inverse;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
+      inverse.row[r] = sum == 0.f ? 0.f : 1.f / sum;
+      lse.row[r] = (scaled(maximum_[r]) + ptx::lg2_approx_ftz(sum)) * ln2;  // without keys: -inf + -inf
+    }
+    return inverse;
+  }
+
+ private:
+  /// Rounded, and never contracted into an fma: the same maximum must give the same reference, so that a maximum that
+  /// stays shrinks by exactly 1. With an fma the error of the product stayed, and the sum drifted by 2^-24 in each block.
+  __device__ float scaled(float maximum) const { return __fmul_rn(maximum, scale_log2_); }
+
+  float scale_log2_;
+  float maximum_[2];  // of the raw scores
+  float sum_[2][2];  // this thread's part: row, column parity
+};
+
+}  // namespace cupyfa

@@ -1,0 +1,38 @@
+// The compile key. One struct names everything that changes the instructions of a kernel; it is the kernel's template
+// argument, and cupyfa/spec.py mirrors it and renders it as the C++ name expression.
+#pragma once
+
+namespace cupyfa {
+
+enum class DType : int { float16, bfloat16 };
+
+enum class Scheduler : int {
+  one_tile,    ///< one CTA per tile; the hardware deals them out in order
+  persistent,  ///< one CTA per multiprocessor takes every gridDim-th tile
+};
+
+/// Forward attention.
+struct FwdSpec {
+  DType dtype;          ///< of Q, K, V, P and O
+  int head_dim;         ///< padded to a multiple of 64; TMA fills the rest with zeros
+  int tile_m;           ///< query rows of a CTA: 64 for each consumer warpgroup
+  int tile_n;           ///< keys of one step
+  int stages;           ///< of the K ring and of the V ring
+  int q_stages;         ///< of the Q ring; 2 lets the next tile's Q arrive under this tile
+  bool causal;          ///< bottom-right aligned
+  bool negate_scores;   ///< softmax_scale is negative: WGMMA computes -Q K', the magnitude stays in the parameters
+  bool overlap;         ///< issue the next scores before the softmax of this warpgroup has its P multiplied
+  bool pingpong;        ///< consumer warpgroups take turns to issue, by named barriers
+  Scheduler scheduler;
+  bool setmaxnreg;      ///< move registers from the producer to the consumers
+
+  constexpr int consumers() const { return tile_m / 64; }
+  constexpr int threads() const { return 128 * (1 + consumers()); }
+  constexpr int panels() const { return head_dim / 64; }
+  // The register pool is what the launch allocates: 168 * 384 = 24 * 128 + 240 * 256, 128 * 512 = 32 * 128 + 160 * 384.
+  // A larger request would wait for registers for ever.
+  constexpr int producer_registers() const { return consumers() == 2 ? 24 : 32; }
+  constexpr int consumer_registers() const { return consumers() == 2 ? 240 : 160; }
+};
+
+}  // namespace cupyfa

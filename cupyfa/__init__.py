@@ -1,0 +1,24 @@
+"""Attention for CuPy arrays: hand-written CUDA kernels that their user can check.
+
+>>> import numpy as np
+>>> import cupyfa
+>>> x = np.ones((1, 3, 2, 16), np.float16)
+>>> cupyfa.attention(x, x, x).shape
+(1, 3, 2, 16)
+"""
+
+from cupyfa._version import __version__
+from cupyfa.attention import AttentionResult, attention
+from cupyfa.errors import CompileError, LaunchError, UnsupportedError
+from cupyfa.explain import Explanation, explain
+
+__all__ = [
+    "AttentionResult",
+    "CompileError",
+    "Explanation",
+    "LaunchError",
+    "UnsupportedError",
+    "__version__",
+    "attention",
+    "explain",
+]

@@ -1,0 +1,125 @@
+"""Command line: ``python -m cupyfa``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import time
+from typing import Any
+
+import numpy as np
+
+import cupyfa
+from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
+from cupyfa.oracles import dense
+from cupyfa.select import CANDIDATES
+from cupyfa.testing import assert_close, random_array
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m cupyfa", description=cupyfa.__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="versions, device, compiler and what is supported").set_defaults(run=info)
+    commands.add_parser("demo", help="compute attention on the GPU, or on the CPU, and check it").set_defaults(run=demo)
+    parser.parse_args().run()
+
+
+def info() -> None:
+    """Print versions, device, compiler and the supported matrix."""
+    print(f"cupyfa   {cupyfa.__version__}")
+    print(f"numpy    {np.__version__}, ml_dtypes {importlib.metadata.version('ml_dtypes')}")
+    for line in _describe_gpu():
+        print(line)
+    print("\nforward attention, sm_90a (Hopper)")
+    print("  dtype      float16, bfloat16; accumulation in float32")
+    print(
+        "  head_dim   multiples of 8 up to 256; computed as "
+        + ", ".join(str(d) for d in sorted({row.head_dim for row in CANDIDATES}))
+    )
+    print("  masks      none, causal (bottom-right)")
+    print("  heads      any number of query heads per key/value head")
+    for row in CANDIDATES:
+        print(f"  d{row.head_dim:<3} tile {row.tile_m}x{row.tile_n:<3}  {row.reason}")
+    print("NumPy arrays: the same function on the CPU, by the oracle cupyfa.oracles.online")
+
+
+def _describe_gpu() -> list[str]:
+    try:
+        import cupy  # noqa: PLC0415 - optional
+    except ImportError:
+        return ["cupy     not installed: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'"]
+    nvrtc = cupy.cuda.nvrtc.getVersion()
+    lines = [
+        f"cupy     {cupy.__version__} (needs {MIN_CUPY[0]}.{MIN_CUPY[1]})",
+        f"nvrtc    {nvrtc[0]}.{nvrtc[1]} (needs {MIN_NVRTC[0]}.{MIN_NVRTC[1]})",
+    ]
+    if not cupy.cuda.is_available():
+        return [*lines, "device   no CUDA device"]
+    driver = cupy.cuda.runtime.driverGetVersion()
+    lines.append(f"driver   CUDA {driver // 1000}.{driver % 1000 // 10}")
+    for index in range(cupy.cuda.runtime.getDeviceCount()):
+        p = cupy.cuda.runtime.getDeviceProperties(index)
+        lines.append(
+            f"device   {index}: {p['name'].decode()}, compute capability {p['major']}.{p['minor']}, "
+            f"{p['multiProcessorCount']} SMs"
+        )
+    return lines
+
+
+def _array_module() -> Any:
+    """CuPy where there is a Hopper GPU, NumPy elsewhere."""
+    try:
+        import cupy  # noqa: PLC0415 - optional
+    except ImportError:
+        return np
+    if not cupy.cuda.is_available() or cupy.cuda.Device().compute_capability != "90":
+        return np
+    return cupy
+
+
+def demo() -> None:
+    """Compute causal attention with grouped heads, check it against float64, and say what ran."""
+    import ml_dtypes  # noqa: PLC0415
+
+    xp = _array_module()
+    on_gpu = xp is not np
+    batch, seqlen, heads_q, heads_kv, head_dim = (4, 4096, 16, 4, 128) if on_gpu else (1, 512, 4, 2, 128)
+    q, k, v = (
+        random_array((batch, seqlen, heads, head_dim), ml_dtypes.bfloat16, seed, xp=xp)
+        for seed, heads in ((1, heads_q), (2, heads_kv), (3, heads_kv))
+    )
+    print(f"attention, bfloat16, causal: q {q.shape}, k and v {k.shape}")
+
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        out, lse = cupyfa.attention(q, k, v, causal=True, return_lse=True)
+        if on_gpu:
+            xp.cuda.get_current_stream().synchronize()
+        seconds.append(time.perf_counter() - begin)
+    flops = 2 * batch * heads_q * seqlen * seqlen * 2 * head_dim / 2
+    print(f"first call {seconds[0]:.3f} s{' with compilation' if on_gpu else ''}")
+    print(f"then       {min(seconds) * 1e3:.3f} ms, {flops / min(seconds) / 1e12:.2f} TFLOP/s, timed from the host")
+
+    # The last batch and the query heads of the last key/value head, against the float64 definition.
+    group = heads_q // heads_kv
+    host = [np.asarray(x.get() if on_gpu else x) for x in (q[-1:, :, -group:], k[-1:, :, -1:], v[-1:, :, -1:])]
+    reference, _ = dense.attention(*host, causal=True)
+    plain, _ = dense.same_precision(*host, causal=True)
+    actual = out[-1:, :, -group:]
+    actual = actual.get() if on_gpu else actual
+    assert_close(actual, reference, plain, what="out")
+    error = float(np.max(np.abs(actual.astype(np.float64) - reference)))
+    print(f"largest error against float64 {error:.2e}: within the tolerance; lse[0, 0, 0] = {float(lse[0, 0, 0]):.6f}")
+    print()
+    print(cupyfa.explain(q, k, v, causal=True))
+    if not on_gpu:
+        print(
+            "\nThere is no Hopper GPU here, so this ran on the CPU. The kernel that CuPy arrays would get on an H200:\n"
+        )
+        print(cupyfa.explain(q, k, v, causal=True, arch="sm_90a"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+from collections.abc import Callable
+
+PARAMETER_SIZES: dict[str, int]
+
+class TensorMapGeometry:
+    dtype: str
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int]
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int],
+    ) -> None: ...
+    def encode(self, address: int) -> bytes: ...
+
+class Function:
+    pointer: int
+    launched: bool
+    def __init__(self, pointer: int) -> None: ...
+    def allow_shared_memory(self, shared_bytes: int) -> None: ...
+
+class LaunchGeometry:
+    grid: int
+    threads: int
+    shared_bytes: int
+    cluster_size: int
+    programmatic: bool
+    def __init__(
+        self, *, grid: int, threads: int, shared_bytes: int, cluster_size: int = 1, programmatic: bool = False
+    ) -> None: ...
+
+class ForwardLauncher:
+    function: Function
+    geometry: LaunchGeometry
+    q: TensorMapGeometry
+    k: TensorMapGeometry
+    v: TensorMapGeometry
+    o: TensorMapGeometry
+    def __init__(
+        self,
+        *,
+        function: Function,
+        geometry: LaunchGeometry,
+        q: TensorMapGeometry,
+        k: TensorMapGeometry,
+        v: TensorMapGeometry,
+        o: TensorMapGeometry,
+        lse_strides: tuple[int, int, int],
+        scale_log2: float,
+        seqlen_q: int,
+        seqlen_k: int,
+        heads_q: int,
+        heads_per_kv: int,
+        heads_total: int,
+        tiles_m: int,
+        tiles: int,
+        heads_per_section: int,
+    ) -> None: ...
+    def __call__(self, q: int, k: int, v: int, o: int, lse: int, stream: int) -> None: ...
+    def pack(
+        self, encode: Callable[[TensorMapGeometry, int], bytes], q: int, k: int, v: int, o: int, lse: int
+    ) -> bytes: ...
+
+def launch(function: Function, geometry: LaunchGeometry, stream: int, params: bytes) -> None: ...
+def unpack_traits(data: bytes) -> dict[str, int]: ...

@@ -1,0 +1,399 @@
+# distutils: language = c++
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Tensor maps, parameter packing and kernel launches.
+
+The structs come from ``cuda/params.h``, the file that the kernels read, so host and device cannot disagree. The
+functions of the driver are looked up in libcuda at the first launch: this module builds and packs without CUDA.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+from cupyfa.errors import LaunchError
+
+cdef extern from "<dlfcn.h>" nogil:
+    void *dlopen(const char *filename, int flags)
+    void *dlsym(void *handle, const char *symbol)
+    int RTLD_NOW
+
+cdef extern from "params.h" namespace "cupyfa" nogil:
+    cdef cppclass TensorMap:
+        unsigned long long opaque[16]
+
+    cdef cppclass FwdParams:
+        TensorMap q, k, v, o
+        float *lse
+        long long lse_stride_batch, lse_stride_head, lse_stride_row
+        float scale_log2
+        int seqlen_q, seqlen_k
+        unsigned heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section
+
+    cdef cppclass KernelTraits:
+        int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, box_rows_o, persistent
+        int producer_registers, consumer_registers
+
+cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
+    ctypedef int Result
+    ctypedef void *Stream
+    ctypedef void *DriverFunction "cupyfa::driver::Function"
+    unsigned cluster_dimension, programmatic_stream_serialization
+    int max_dynamic_shared_size_bytes, tensor_map_float16, tensor_map_bfloat16
+    int tensor_map_interleave_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b, tensor_map_oob_fill_zeros
+
+    cdef union LaunchAttributeValue "decltype(cupyfa::driver::LaunchAttribute::value)":
+        unsigned cluster[3]
+        int flag
+
+    cdef cppclass LaunchAttribute:
+        unsigned id
+        LaunchAttributeValue value
+
+    cdef cppclass LaunchConfig:
+        unsigned grid[3]
+        unsigned block[3]
+        unsigned shared_bytes
+        Stream stream
+        LaunchAttribute *attributes
+        unsigned attribute_count
+
+    ctypedef Result (*GetErrorName)(Result, const char **)
+    ctypedef Result (*FuncSetAttribute)(DriverFunction, int, int)
+    ctypedef Result (*LaunchKernelEx)(const LaunchConfig *, DriverFunction, void **, void **)
+    ctypedef Result (*TensorMapEncodeTiled)(
+        TensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *,
+        int, int, int, int)
+
+cdef GetErrorName cu_get_error_name = NULL
+cdef FuncSetAttribute cu_func_set_attribute = NULL
+cdef LaunchKernelEx cu_launch_kernel_ex = NULL
+cdef TensorMapEncodeTiled cu_tensor_map_encode_tiled = NULL
+
+PARAMETER_SIZES = {
+    "TensorMap": sizeof(TensorMap),
+    "FwdParams": sizeof(FwdParams),
+    "KernelTraits": sizeof(KernelTraits),
+    "LaunchAttribute": sizeof(LaunchAttribute),
+    "LaunchConfig": sizeof(LaunchConfig),
+}
+
+
+cdef void *_driver_function(void *library, bytes name) except NULL:
+    cdef void *function = dlsym(library, name)
+    if function == NULL:
+        raise LaunchError(f"the CUDA driver has no {name.decode()}; update the driver to CUDA 12 or newer")
+    return function
+
+
+cdef int _load_driver() except -1:
+    """Look the driver's functions up, once. Safe to run twice, should two threads come here together."""
+    global cu_get_error_name, cu_func_set_attribute, cu_launch_kernel_ex, cu_tensor_map_encode_tiled
+    if cu_launch_kernel_ex != NULL:
+        return 0
+    cdef void *library = dlopen(b"libcuda.so.1", RTLD_NOW)
+    if library == NULL:
+        raise LaunchError("libcuda.so.1 was not found: a launch needs an NVIDIA driver")
+    cu_get_error_name = <GetErrorName>_driver_function(library, b"cuGetErrorName")
+    cu_func_set_attribute = <FuncSetAttribute>_driver_function(library, b"cuFuncSetAttribute")
+    cu_tensor_map_encode_tiled = <TensorMapEncodeTiled>_driver_function(library, b"cuTensorMapEncodeTiled")
+    cu_launch_kernel_ex = <LaunchKernelEx>_driver_function(library, b"cuLaunchKernelEx")
+    return 0
+
+
+cdef str _result_name(Result result):
+    cdef const char *name = NULL
+    if cu_get_error_name(result, &name) != 0 or name == NULL:
+        return f"CUresult {result}"
+    return name.decode()
+
+
+cdef class TensorMapGeometry:
+    """A four-dimensional tensor of 16-bit elements as TMA sees it, except for its address.
+
+    Parameters
+    ----------
+    dtype : str
+        ``"float16"`` or ``"bfloat16"``.
+    shape : tuple of int
+        (head_dim, seqlen, heads, batch): innermost first, none of them 0.
+    strides : tuple of int
+        Bytes from one index to the next along seqlen, heads and batch; multiples of 16.
+    box : tuple of int
+        Columns and rows of one copy.
+    """
+
+    cdef readonly str dtype
+    cdef readonly tuple shape, strides, box
+    cdef int _type
+    cdef uint64_t _shape[4]
+    cdef uint64_t _strides[3]
+    cdef uint32_t _box[4]
+    cdef dict _encoded  # address -> 128 bytes: the rest of the key is this object
+
+    def __init__(self, str dtype, tuple shape, tuple strides, tuple box):
+        cdef int i
+        self.dtype, self.shape, self.strides, self.box = dtype, shape, strides, box
+        self._type = {"float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16}[dtype]
+        for i in range(4):
+            self._shape[i] = shape[i]
+        for i in range(3):
+            self._strides[i] = strides[i]
+        self._box = [box[0], box[1], 1, 1]
+        self._encoded = {}
+
+    cdef int _encode(self, uintptr_t address, TensorMap *map) except -1:
+        """Fill ``map`` for a tensor at this address."""
+        cdef uint32_t element_strides[4]
+        cdef Result result
+        cdef bytes cached = self._encoded.get(address)
+        if cached is not None:
+            memcpy(map, <const char *>cached, sizeof(TensorMap))
+            return 0
+        element_strides = [1, 1, 1, 1]
+        result = cu_tensor_map_encode_tiled(
+            map, self._type, 4, <void *>address, self._shape, self._strides, self._box, element_strides,
+            tensor_map_interleave_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b,
+            tensor_map_oob_fill_zeros)
+        if result != 0:
+            raise LaunchError(
+                f"cuTensorMapEncodeTiled: {_result_name(result)} for {self.dtype} at {address:#x}, shape {self.shape}, "
+                f"strides {self.strides} bytes, box {self.box}")
+        if len(self._encoded) >= 256:  # a program that never reuses its arrays must not grow
+            self._encoded.clear()
+        self._encoded[address] = (<const char *>map)[:sizeof(TensorMap)]
+        return 0
+
+    def encode(self, uintptr_t address):
+        """Return the driver's 128-byte tensor map for a tensor at this address.
+
+        Parameters
+        ----------
+        address : int
+            Device pointer, 16-byte aligned.
+
+        Returns
+        -------
+        bytes
+            The CUtensorMap.
+        """
+        cdef TensorMap map
+        _load_driver()
+        self._encode(address, &map)
+        return (<const char *>&map)[:sizeof(TensorMap)]
+
+
+cdef class Function:
+    """A kernel's CUfunction.
+
+    Parameters
+    ----------
+    pointer : int
+        CUfunction; 0 where only packing is wanted.
+
+    Attributes
+    ----------
+    launched : bool
+        Whether it has been launched in this process.
+    """
+
+    cdef readonly uintptr_t pointer
+    cdef readonly bint launched
+
+    def __init__(self, uintptr_t pointer):
+        self.pointer = pointer
+
+    def allow_shared_memory(self, int shared_bytes):
+        """Let the kernel use more than 48 KiB of dynamic shared memory.
+
+        Parameters
+        ----------
+        shared_bytes : int
+            Bytes of a CTA.
+        """
+        _load_driver()
+        cdef Result result = cu_func_set_attribute(
+            <DriverFunction>self.pointer, max_dynamic_shared_size_bytes, shared_bytes)
+        if result != 0:
+            raise LaunchError(f"cuFuncSetAttribute: {_result_name(result)} for {shared_bytes} bytes of shared memory")
+
+
+cdef class LaunchGeometry:
+    """How a kernel is launched.
+
+    Parameters
+    ----------
+    grid, threads, shared_bytes : int
+        CTAs, threads of a CTA and dynamic shared memory of a CTA.
+    cluster_size : int
+        CTAs of a cluster along x; 1 for none.
+    programmatic : bool
+        Programmatic dependent launch: the kernel may start before its predecessor in the stream has finished, and must
+        wait for it itself.
+    """
+
+    cdef readonly unsigned grid, threads, shared_bytes, cluster_size
+    cdef readonly bint programmatic
+
+    def __init__(self, *, unsigned grid, unsigned threads, unsigned shared_bytes, unsigned cluster_size=1,
+                 bint programmatic=False):
+        self.grid, self.threads, self.shared_bytes = grid, threads, shared_bytes
+        self.cluster_size, self.programmatic = cluster_size, programmatic
+
+    def __repr__(self):
+        return (f"LaunchGeometry(grid={self.grid}, threads={self.threads}, shared_bytes={self.shared_bytes}, "
+                f"cluster_size={self.cluster_size}, programmatic={self.programmatic})")
+
+    cdef int _launch(self, Function function, uintptr_t stream, void *params) except -1:
+        cdef LaunchAttribute attributes[2]
+        cdef LaunchConfig config
+        cdef void *arguments[1]
+        cdef DriverFunction pointer = <DriverFunction>function.pointer
+        cdef Result result
+        memset(&config, 0, sizeof(config))
+        memset(attributes, 0, sizeof(attributes))
+        config.grid = [self.grid, 1, 1]
+        config.block = [self.threads, 1, 1]
+        config.shared_bytes = self.shared_bytes
+        config.stream = <Stream>stream
+        config.attributes = attributes
+        if self.cluster_size > 1:
+            attributes[config.attribute_count].id = cluster_dimension
+            attributes[config.attribute_count].value.cluster = [self.cluster_size, 1, 1]
+            config.attribute_count += 1
+        if self.programmatic:
+            attributes[config.attribute_count].id = programmatic_stream_serialization
+            attributes[config.attribute_count].value.flag = 1
+            config.attribute_count += 1
+        arguments[0] = params
+        with nogil:
+            result = cu_launch_kernel_ex(&config, pointer, arguments, NULL)
+        if result != 0:
+            raise LaunchError(f"cuLaunchKernelEx: {_result_name(result)} for {self!r}")
+        function.launched = True
+        return 0
+
+
+def launch(Function function, LaunchGeometry geometry, uintptr_t stream, bytes params):
+    """Launch a kernel whose only parameter is the struct ``params``.
+
+    Parameters
+    ----------
+    function : Function
+        The kernel.
+    geometry : LaunchGeometry
+        Grid, block and attributes.
+    stream : int
+        CUstream.
+    params : bytes
+        The packed struct.
+    """
+    _load_driver()
+    geometry._launch(function, stream, <void *><char *>params)
+
+
+def unpack_traits(bytes data):
+    """Return the fields of a ``KernelTraits`` object by name.
+
+    Parameters
+    ----------
+    data : bytes
+        The object as it lies in the kernel's constant memory.
+
+    Returns
+    -------
+    dict of str to int
+        Field names and values.
+    """
+    if len(data) != sizeof(KernelTraits):
+        raise ValueError(f"KernelTraits has {sizeof(KernelTraits)} bytes, got {len(data)}")
+    cdef KernelTraits t
+    memcpy(&t, <const char *>data, sizeof(t))
+    return {
+        "threads": t.threads, "shared_bytes": t.shared_bytes, "cluster_size": t.cluster_size, "tile_m": t.tile_m,
+        "tile_n": t.tile_n, "box_cols": t.box_cols, "box_rows_o": t.box_rows_o, "persistent": t.persistent,
+        "producer_registers": t.producer_registers, "consumer_registers": t.consumer_registers,
+    }
+
+
+cdef class ForwardLauncher:
+    """A forward kernel prepared for one problem: only addresses and the stream are missing.
+
+    Parameters
+    ----------
+    function : Function
+        The kernel.
+    geometry : LaunchGeometry
+        Grid, block and attributes.
+    q, k, v, o : TensorMapGeometry
+        The four tensors.
+    lse_strides : tuple of int
+        Elements, along batch, head and row.
+    scale_log2 : float
+        Magnitude of ``softmax_scale * log2(e)``.
+    seqlen_q, seqlen_k, heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section : int
+        As in ``FwdParams``.
+    """
+
+    cdef readonly Function function
+    cdef readonly LaunchGeometry geometry
+    cdef readonly TensorMapGeometry q, k, v, o
+    cdef FwdParams *_params  # not a member: it is 64-byte aligned, which Python objects are not
+
+    def __cinit__(self):
+        self._params = new FwdParams()
+
+    def __dealloc__(self):
+        del self._params
+
+    def __init__(self, *, Function function, LaunchGeometry geometry, TensorMapGeometry q, TensorMapGeometry k,
+                 TensorMapGeometry v, TensorMapGeometry o, tuple lse_strides, float scale_log2, int seqlen_q,
+                 int seqlen_k, unsigned heads_q, unsigned heads_per_kv, unsigned heads_total, unsigned tiles_m,
+                 unsigned tiles, unsigned heads_per_section):
+        cdef FwdParams *p = self._params
+        self.function, self.geometry = function, geometry
+        self.q, self.k, self.v, self.o = q, k, v, o
+        p.lse_stride_batch, p.lse_stride_head, p.lse_stride_row = lse_strides
+        p.scale_log2 = scale_log2
+        p.seqlen_q, p.seqlen_k = seqlen_q, seqlen_k
+        p.heads_q, p.heads_per_kv, p.heads_total = heads_q, heads_per_kv, heads_total
+        p.tiles_m, p.tiles, p.heads_per_section = tiles_m, tiles, heads_per_section
+
+    def __call__(self, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t o, uintptr_t lse, uintptr_t stream):
+        """Launch on a stream; ``lse`` is 0 when nobody wants it."""
+        cdef FwdParams p = self._params[0]
+        _load_driver()
+        self.q._encode(q, &p.q)
+        self.k._encode(k, &p.k)
+        self.v._encode(v, &p.v)
+        self.o._encode(o, &p.o)
+        p.lse = <float *>lse
+        self.geometry._launch(self.function, stream, &p)
+
+    def pack(self, encode, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t o, uintptr_t lse):
+        """Return the packed ``FwdParams`` without a launch, and without a driver.
+
+        Parameters
+        ----------
+        encode : callable
+            ``encode(geometry, address)`` returns the 128 bytes of a tensor map.
+        q, k, v, o, lse : int
+            Addresses.
+
+        Returns
+        -------
+        bytes
+            The struct.
+        """
+        cdef FwdParams p = self._params[0]
+        _fill(&p.q, encode(self.q, q))
+        _fill(&p.k, encode(self.k, k))
+        _fill(&p.v, encode(self.v, v))
+        _fill(&p.o, encode(self.o, o))
+        p.lse = <float *>lse
+        return (<const char *>&p)[:sizeof(FwdParams)]
+
+
+cdef int _fill(TensorMap *map, bytes encoded) except -1:
+    if len(encoded) != sizeof(TensorMap):
+        raise ValueError(f"a tensor map has {sizeof(TensorMap)} bytes, got {len(encoded)}")
+    memcpy(map, <const char *>encoded, sizeof(TensorMap))
+    return 0

@@ -1,0 +1,343 @@
+"""The public attention function: validate, select, load, launch. No arithmetic here."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+
+from cupyfa._launch import ForwardLauncher
+from cupyfa.kernels import Kernel, load
+from cupyfa.oracles import online
+from cupyfa.plan import plan_forward
+from cupyfa.problem import (
+    Geometry,
+    Layout,
+    Operand,
+    Problem,
+    check_addresses,
+    check_options,
+    check_overlap,
+    type_name,
+)
+from cupyfa.select import Config, Device, Selection, config_items, select
+
+__all__ = ["AttentionResult", "Prepared", "attention", "prepare"]
+
+
+class AttentionResult(NamedTuple):
+    """Output and logarithm of the row sums.
+
+    Attributes
+    ----------
+    out : numpy.ndarray or cupy.ndarray
+        Shape and dtype of ``q``.
+    lse : numpy.ndarray or cupy.ndarray
+        float32, (batch, heads_q, seqlen_q), natural logarithm.
+    """
+
+    out: Any
+    lse: Any
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    layout: Layout = ...,
+    return_lse: Literal[False] = ...,
+    out: Any = ...,
+    lse: Any = ...,
+    config: Config | None = ...,
+) -> Any: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    layout: Layout = ...,
+    return_lse: Literal[True],
+    out: Any = ...,
+    lse: Any = ...,
+    config: Config | None = ...,
+) -> AttentionResult: ...
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    layout: Layout = "BSHD",
+    return_lse: bool = False,
+    out: Any = None,
+    lse: Any = None,
+    config: Config | None = None,
+) -> Any:
+    """Compute softmax(softmax_scale * Q K') V for every head.
+
+    CuPy arrays are computed by a CUDA kernel on the current stream, NumPy arrays by the oracle on the CPU.
+
+    Parameters
+    ----------
+    q : array, (batch, seqlen_q, heads_q, head_dim)
+        float16 or ``ml_dtypes.bfloat16``. head_dim is a multiple of 8, at most 256. On the GPU the last axis is
+        contiguous and the other strides and the address are multiples of 16 bytes; nothing is ever copied.
+    k, v : array, (batch, seqlen_k, heads_kv, head_dim)
+        Same dtype and place; query head ``h`` uses head ``h // (heads_q // heads_kv)``.
+    softmax_scale : float, optional
+        Factor of the scores, 1/sqrt(head_dim) by default. 0 and negative factors are fine.
+    causal : bool
+        Row ``i`` sees the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
+    layout : {"BSHD", "BHSD"}
+        ``"BHSD"``: q, k, v and out are (batch, heads, seqlen, head_dim).
+    return_lse : bool
+        Also return the logarithm of the row sums.
+    out : array, optional
+        Written in place and returned; shape and dtype of ``q``, no memory in common with other arguments.
+    lse : array, optional
+        float32, (batch, heads_q, seqlen_q), written in place, whatever ``return_lse`` is.
+    config : Mapping, optional
+        Fields of :class:`cupyfa.spec.FwdSpec` to override, for experiments: ``{"pingpong": False}``. Without effect on
+        NumPy arrays.
+
+    Returns
+    -------
+    array or AttentionResult
+        The output, or ``(out, lse)`` with ``return_lse``. A row that sees no key has output 0 and lse -inf.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong; the message names it, what it is and what it must be. Nothing was launched.
+    UnsupportedError
+        No kernel fits.
+    CompileError, LaunchError
+        The compiler or the driver failed.
+
+    Notes
+    -----
+    The algorithm is FlashAttention-3's (arXiv 2407.08608). Scores and sums are float32; the probabilities are rounded
+    to the input dtype before they multiply V.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((1, 4, 2, 8)).astype(np.float16) for _ in range(3))
+    >>> out, lse = attention(q, k, v, causal=True, return_lse=True)
+    >>> out.shape, out.dtype, lse.shape
+    ((1, 4, 2, 8), dtype('float16'), (1, 2, 4))
+    >>> bool(np.all(out[:, 0] == v[:, 0]))  # the first row sees only the first key
+    True
+    """
+    softmax_scale, causal = check_options(softmax_scale, causal, layout, return_lse)
+    if isinstance(q, np.ndarray):
+        _check_types(np.ndarray, k, v, out, lse)
+        if config is not None:
+            config_items(config)
+        out, lse = _on_cpu(q, k, v, softmax_scale, causal, layout, return_lse, out, lse)
+    else:
+        out, lse = _on_gpu(q, k, v, softmax_scale, causal, layout, return_lse, out, lse, config)
+    return AttentionResult(out, lse) if return_lse else out
+
+
+def _check_types(kind: type, k: Any, v: Any, out: Any, lse: Any) -> None:
+    """All arguments belong to one library: there is no silent transfer."""
+    for name, array in (("k", k), ("v", v), ("out", out), ("lse", lse)):
+        if not isinstance(array, kind) and not (array is None and name in ("out", "lse")):
+            raise TypeError(
+                f"attention: {name} is a {type_name(type(array))} but q is a {type_name(kind)}; pass NumPy arrays "
+                "(computed on the CPU) or CuPy arrays (computed on the GPU), not both"
+            )
+
+
+def _geometry(array: Any) -> Geometry:
+    return array.shape, array.strides, array.dtype, array.data.device_id
+
+
+class Prepared(NamedTuple):
+    """Everything about a call that does not depend on addresses.
+
+    Attributes
+    ----------
+    problem : Problem
+        The checked problem.
+    selection : Selection
+        The chosen spec and the reasons.
+    kernel : Kernel or None
+        None: there is nothing to launch.
+    launcher : ForwardLauncher or None
+        The prepared launch.
+    """
+
+    problem: Problem
+    selection: Selection
+    kernel: Kernel | None
+    launcher: ForwardLauncher | None
+
+
+def prepare(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    layout: Layout,
+    want_lse: bool,
+    config: Config | None,
+) -> Prepared:
+    """Check CuPy arrays, select and load their kernel; once per geometry.
+
+    Parameters
+    ----------
+    q, k, v, out, lse, softmax_scale, causal, layout
+        As in :func:`attention`.
+    want_lse : bool
+        Whether the caller returns lse.
+    config : Mapping or None
+        As in :func:`attention`.
+
+    Returns
+    -------
+    Prepared
+        The same object for the same geometry and options.
+    """
+    cupy = sys.modules.get("cupy")  # whoever has a CuPy array has imported CuPy
+    if cupy is None or not isinstance(q, cupy.ndarray):
+        raise TypeError(
+            f"attention: q is a {type_name(type(q))}; it must be a numpy.ndarray or a cupy.ndarray (cupy.from_dlpack "
+            "takes the GPU arrays of other libraries without a copy)"
+        )
+    _check_types(cupy.ndarray, k, v, out, lse)
+    return _prepare(
+        _geometry(q),
+        _geometry(k),
+        _geometry(v),
+        None if out is None else _geometry(out),
+        None if lse is None else _geometry(lse),
+        softmax_scale,
+        causal,
+        layout,
+        want_lse,
+        None if config is None else config_items(config),
+        cupy.cuda.runtime.getDevice(),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepare(
+    q: Geometry,
+    k: Geometry,
+    v: Geometry,
+    out: Geometry | None,
+    lse: Geometry | None,
+    softmax_scale: float | None,
+    causal: bool,
+    layout: Layout,
+    want_lse: bool,
+    config: tuple[tuple[str, Any], ...] | None,
+    current_device: int,
+) -> Prepared:
+    problem = Problem.from_operands(
+        Operand("q", *q),
+        Operand("k", *k),
+        Operand("v", *v),
+        None if out is None else Operand("out", *out),
+        None if lse is None else Operand("lse", *lse),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        layout=layout,
+        want_lse=want_lse,
+        current_device=current_device,
+    )
+    device = Device.current()
+    selection = select(problem, device, None if config is None else dict(config))
+    if problem.is_empty:
+        return Prepared(problem, selection, None, None)
+    kernel = load(selection.spec, current_device)
+    return Prepared(problem, selection, kernel, plan_forward(problem, kernel.traits, kernel.function, device))
+
+
+def _on_gpu(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    layout: Layout,
+    want_lse: bool,
+    out: Any,
+    lse: Any,
+    config: Config | None,
+) -> tuple[Any, Any]:
+    problem, _, _, launcher = prepare(q, k, v, out, lse, softmax_scale, causal, layout, want_lse, config)
+    cupy = sys.modules["cupy"]
+    if out is None:
+        out = cupy.empty(q.shape, q.dtype)
+    if lse is None and want_lse:
+        lse = cupy.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
+    addresses = q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr
+    check_addresses(problem, *addresses)
+    if launcher is not None:
+        launcher(*addresses, cupy.cuda.get_current_stream().ptr)
+    elif out.size:  # no keys
+        out.fill(0)
+        if lse is not None:
+            lse.fill(-np.inf)
+    return out, lse
+
+
+def _on_cpu(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    layout: Layout,
+    want_lse: bool,
+    out: Any,
+    lse: Any,
+) -> tuple[Any, Any]:
+    def operand(name: str, array: Any) -> Operand:
+        return Operand(name, array.shape, array.strides, array.dtype, None)
+
+    problem = Problem.from_operands(
+        operand("q", q),
+        operand("k", k),
+        operand("v", v),
+        None if out is None else operand("out", out),
+        None if lse is None else operand("lse", lse),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        layout=layout,
+        want_lse=want_lse,
+        current_device=None,
+    )
+    for name, output in (("out", out), ("lse", lse)):
+        if output is not None and not output.flags.writeable:
+            raise ValueError(f"attention: {name} is read-only; it must be writable")
+    if out is None:
+        out = np.empty(q.shape, q.dtype)
+    if lse is None:
+        lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
+    addresses = [0 if 0 in x.shape else x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
+    check_overlap(problem, *addresses)
+    arrays = [x.transpose(0, 2, 1, 3) if layout == "BHSD" else x for x in (q, k, v, out)]
+    online.attention(*arrays[:3], softmax_scale=problem.softmax_scale, causal=causal, out=arrays[3], lse=lse)
+    return out, lse

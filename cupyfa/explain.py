@@ -1,0 +1,162 @@
+"""What a call would run, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+
+from cupyfa._launch import unpack_traits
+from cupyfa.attention import prepare
+from cupyfa.compiler import PtxasReport, compile_offline
+from cupyfa.errors import CompileError
+from cupyfa.problem import Layout, Operand, Problem, check_options, type_name
+from cupyfa.select import H200, Config, Selection, select
+
+__all__ = ["Explanation", "Rung", "explain"]
+
+
+class Rung(enum.Enum):
+    """How far the evidence about a kernel reaches."""
+
+    SOURCE = "source: selected, not compiled here"
+    SASS = "SASS: compiled to machine code, not run in this process"
+    RUN = "run: launched on this GPU in this process"
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What :func:`cupyfa.attention` would do with the same arguments.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cuda"`` or ``"numpy"``.
+    problem : Problem
+        The checked problem.
+    selection : Selection or None
+        The spec and the fate of each candidate; None on the CPU.
+    ptxas : PtxasReport or None
+        Registers, spills and advisories; None if nothing was compiled.
+    traits : dict or None
+        Threads, shared memory and tiles; None if nothing was compiled.
+    rung : Rung or None
+        What has been shown about the kernel; None on the CPU.
+    note : str
+        Why something is missing.
+    """
+
+    backend: str
+    problem: Problem
+    selection: Selection | None = None
+    ptxas: PtxasReport | None = None
+    traits: dict[str, int] | None = None
+    rung: Rung | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Return the explanation as text."""
+        p = self.problem
+        lines = [
+            f"attention {p.dtype.value}: batch {p.batch}, seqlen {p.seqlen_q} x {p.seqlen_k}, "
+            f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}{', causal' if p.causal else ''}"
+        ]
+        if self.selection is None:
+            return "\n".join([*lines, f"runs    {self.note}"])
+        lines.append(f"kernel  {self.selection.spec}")
+        if self.selection.overrides:
+            lines.append(f"config  {dict(self.selection.overrides)} over the candidate's fields")
+        for verdict in self.selection.verdicts:
+            c = verdict.candidate
+            mark = "chosen" if verdict.chosen else "lost  "
+            lines.append(f"{mark}  d{c.head_dim:<3} {c.tile_m}x{c.tile_n:<3}  {verdict.reason}")
+        if self.traits is not None:
+            t = self.traits
+            roles = f"{t['producer_registers']} producer, {t['consumer_registers']} consumer"
+            moved = roles if t["consumer_registers"] else "not moved"
+            registers = f"{self.ptxas.registers} at launch, " if self.ptxas else ""
+            spills = f"{self.ptxas.spill_bytes} bytes" if self.ptxas else "unknown (the compiler's report is lost)"
+            lines += [
+                f"threads {t['threads']}, registers {registers}{moved}; spills {spills}",
+                f"shared  {t['shared_bytes']} bytes of a CTA",
+            ]
+        if self.rung is not None:
+            lines.append(f"rung    {self.rung.value}")
+        return "\n".join([*lines, f"note    {self.note}"] if self.note else lines)
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    layout: Layout = "BSHD",
+    config: Config | None = None,
+    arch: str | None = None,
+) -> Explanation:
+    """Tell what :func:`cupyfa.attention` would run with these arguments, and why, without running it.
+
+    Parameters
+    ----------
+    q, k, v : array
+        As for ``attention``; only their geometry is read.
+    softmax_scale, causal, layout, config
+        As for ``attention``.
+    arch : {"sm_90a"}, optional
+        For NumPy arrays: explain the kernel that CuPy arrays would get on an H200, compiled here without a GPU if NVRTC
+        and cuda-bindings are installed (``pip install 'cupyfa[compile]'``).
+
+    Returns
+    -------
+    Explanation
+        Printable.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsupportedError
+        As ``attention`` would.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.zeros((1, 64, 2, 128), np.float16)
+    >>> print(explain(x, x, x))
+    attention float16: batch 1, seqlen 64 x 64, heads 2/2, head_dim 128
+    runs    on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online
+    """
+    if arch not in (None, "sm_90a"):
+        raise ValueError(f"explain: arch is {arch!r}; it must be 'sm_90a' or None")
+    scale, causal = check_options(softmax_scale, causal, layout)
+    if not isinstance(q, np.ndarray):
+        return _explain_gpu(q, k, v, scale, causal, layout, config)
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"explain: {name} is a {type_name(type(x))} but q is a numpy.ndarray")
+    q, k, v = (Operand(name, x.shape, x.strides, x.dtype, None) for name, x in (("q", q), ("k", k), ("v", v)))
+    problem = Problem.from_operands(
+        q, k, v, None, None, softmax_scale=scale, causal=causal, layout=layout, want_lse=False, current_device=None
+    )
+    if arch is None:
+        return Explanation(
+            "numpy", problem, note="on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online"
+        )
+    selection = select(problem, H200, config)
+    try:
+        compiled = compile_offline(selection.spec)
+    except CompileError as error:
+        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error).splitlines()[0])
+    return Explanation("cuda", problem, selection, compiled.report, unpack_traits(compiled.traits_bytes), Rung.SASS)
+
+
+def _explain_gpu(
+    q: Any, k: Any, v: Any, scale: float | None, causal: bool, layout: Layout, config: Config | None
+) -> Explanation:
+    problem, selection, kernel, _ = prepare(q, k, v, None, None, scale, causal, layout, False, config)
+    if kernel is None:
+        return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
+    rung = Rung.RUN if kernel.function.launched else Rung.SASS
+    return Explanation("cuda", problem, selection, kernel.ptxas, kernel.traits, rung)

@@ -1,0 +1,262 @@
+"""Dense attention: the float64 reference, and the plain algorithm at the kernel's precision.
+
+Every tolerance in the tests is stated with these two: a kernel may be at most a little worse against `attention` than
+`same_precision` is. Both are the textbook form (specification 0x01), with no tiling and no running state, so that they
+share no idea with the kernels beyond the equation itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from .mask import visible, weighted_sum
+
+Array = npt.NDArray[np.floating]
+Index = npt.NDArray[np.intp]
+
+# Scores held at a time (elements). 2**22 float64 scores are 32 MiB: small beside any input worth testing.
+SCORE_BUDGET = 2**22
+
+
+def resolve_scale(softmax_scale: float | None, head_dim: int) -> float:
+    """Return the scale of the scores: the given one, or ``1 / sqrt(head_dim)``.
+
+    Parameters
+    ----------
+    softmax_scale : float or None
+        Any finite number; 0 and negative ones are legitimate.
+    head_dim : int
+        Elements per query vector.
+
+    Returns
+    -------
+    float
+        The scale.
+
+    Examples
+    --------
+    >>> resolve_scale(None, 64), resolve_scale(-2.0, 64)
+    (0.125, -2.0)
+    """
+    return 1.0 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale)
+
+
+def check_shapes(q: Array, k: Array, v: Array) -> None:
+    """Raise ValueError unless the three arrays form one attention problem.
+
+    Parameters
+    ----------
+    q : numpy.ndarray
+        Shape ``(batch, seqlen_q, heads_q, head_dim)``.
+    k, v : numpy.ndarray
+        Shapes ``(batch, seqlen_k, heads_kv, head_dim)`` and ``(batch, seqlen_k, heads_kv, head_dim_v)``.
+
+    Raises
+    ------
+    ValueError
+        If ranks, batch sizes, lengths, head counts or head dimensions do not fit each other.
+    """
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim != 4:
+            raise ValueError(f"attention: {name} has {array.ndim} axes; it needs (batch, seqlen, heads, head_dim)")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"attention: k has shape {k.shape} but v has {v.shape}; only the last axis may differ")
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"attention: k has batch {k.shape[0]} but q has {q.shape[0]}; they must be equal")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"attention: k has head_dim {k.shape[3]} but q has {q.shape[3]}; they must be equal")
+    heads_q, heads_kv = q.shape[2], k.shape[2]
+    if heads_q and (not heads_kv or heads_q % heads_kv):
+        raise ValueError(f"attention: q has {heads_q} heads, which is no multiple of the {heads_kv} heads of k")
+
+
+def head_groups(
+    q: Array, k: Array, v: Array, dtype: type, elements: int
+) -> Iterator[tuple[Index, Index, Array, Array, Array]]:
+    """Walk over all (batch, head) pairs, several small ones at a time, upcast once.
+
+    One pair at a time would be the clearest, but far too slow for a batch of 65,537 one-token sequences.
+
+    Parameters
+    ----------
+    q, k, v : numpy.ndarray
+        The problem, ``(batch, seqlen, heads, head_dim)``.
+    dtype : type
+        Type of the arrays that are handed out.
+    elements : int
+        About how many scores one group may have. A group is never smaller than one pair.
+
+    Yields
+    ------
+    tuple
+        ``(batch_index, head_index, Q, K, V)``: the indices select the pairs; the arrays have shape
+        ``(pairs, seqlen, head_dim)``, with the key/value head that belongs to each query head.
+    """
+    batch, seqlen_q, heads_q, _ = q.shape
+    seqlen_k, heads_kv = k.shape[1:3]
+    per_pair = max(1, seqlen_q * seqlen_k, seqlen_q * q.shape[3], seqlen_k * (k.shape[3] + v.shape[3]))
+    step = max(1, elements // per_pair)
+    for begin in range(0, batch * heads_q, step):
+        pair = np.arange(begin, min(begin + step, batch * heads_q))
+        b, h = np.divmod(pair, heads_q)
+        h_kv = h // (heads_q // heads_kv)
+        yield b, h, q[b, :, h].astype(dtype), k[b, :, h_kv].astype(dtype), v[b, :, h_kv].astype(dtype)
+
+
+def row_chunks(seqlen_q: int, elements_per_row: int) -> Iterator[slice]:
+    """Cut the query rows so that no chunk has many more than ``SCORE_BUDGET`` scores.
+
+    Parameters
+    ----------
+    seqlen_q : int
+        Number of query rows.
+    elements_per_row : int
+        Scores of one row, over all pairs that are worked on together.
+
+    Yields
+    ------
+    slice
+        Consecutive rows; together all of them.
+
+    Examples
+    --------
+    >>> list(row_chunks(5, SCORE_BUDGET // 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = max(1, SCORE_BUDGET // max(1, elements_per_row))
+    for begin in range(0, seqlen_q, step):
+        yield slice(begin, min(begin + step, seqlen_q))
+
+
+def attention(
+    q: Array, k: Array, v: Array, *, softmax_scale: float | None = None, causal: bool = False
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Compute attention in float64, the reference of every test.
+
+    ``out = softmax(softmax_scale * q @ k.T + mask) @ v`` and ``lse = log(sum(exp(softmax_scale * q @ k.T + mask)))``
+    (specification 0x01; arXiv 2407.08608, section 2.1).
+
+    Parameters
+    ----------
+    q : numpy.ndarray
+        Shape ``(batch, seqlen_q, heads_q, head_dim)``, any float type; it is widened, never rounded.
+    k : numpy.ndarray
+        Shape ``(batch, seqlen_k, heads_kv, head_dim)``.
+    v : numpy.ndarray
+        Shape ``(batch, seqlen_k, heads_kv, head_dim_v)``.
+    softmax_scale : float, optional
+        Factor on the scores, ``1 / sqrt(head_dim)`` by default. May be 0 or negative.
+    causal : bool, optional
+        Bottom-right aligned causal mask.
+
+    Returns
+    -------
+    out : numpy.ndarray
+        float64, shape ``(batch, seqlen_q, heads_q, head_dim_v)``; 0 in rows that see no key.
+    lse : numpy.ndarray
+        float64, shape ``(batch, heads_q, seqlen_q)``, natural logarithm; -inf in rows that see no key.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit each other.
+
+    Notes
+    -----
+    A NaN score, or one of +inf, makes its whole row NaN, the lse included. A row whose scores are all -inf counts as
+    one that sees no key. Keys behind the mask never contribute, NaN and infinite ones included.
+
+    Examples
+    --------
+    >>> q, k = np.zeros((1, 1, 1, 8)), np.zeros((1, 2, 1, 8))
+    >>> v = np.array([1.0, 0.0]).reshape(1, 2, 1, 1)
+    >>> out, lse = attention(q, k, v)
+    >>> out.item(), lse.item() == math.log(2)
+    (0.5, True)
+    """
+    check_shapes(q, k, v)
+    scale = resolve_scale(softmax_scale, q.shape[3])
+    out = np.zeros((*q.shape[:3], v.shape[3]), dtype=np.float64)
+    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, dtype=np.float64)
+    if k.shape[1] == 0:
+        return out, lse
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        for b, h, Q, K, V in head_groups(q, k, v, np.float64, SCORE_BUDGET):
+            for rows in row_chunks(q.shape[1], len(b) * k.shape[1]):
+                seen = visible(q.shape[1], k.shape[1], causal, rows) if causal else None
+                S = np.matmul(Q[:, rows], K.swapaxes(1, 2)) * scale
+                if seen is not None:
+                    S = np.where(seen, S, -np.inf)
+                m = S.max(axis=-1, keepdims=True)
+                # A row without any finite score: subtract 0, so that exp gives 0 and not exp(-inf + inf) = NaN.
+                P = np.exp(S - np.where(np.isneginf(m), 0.0, m))
+                total = P.sum(axis=-1, keepdims=True)
+                out[b, rows, h] = weighted_sum(P, V, seen) / np.where(total == 0, 1.0, total)
+                lse[b, h, rows] = (m + np.log(total))[..., 0]
+    return out, lse
+
+
+def same_precision(
+    q: Array, k: Array, v: Array, *, softmax_scale: float | None = None, causal: bool = False
+) -> tuple[Array, npt.NDArray[np.float32]]:
+    """Compute the plain algorithm at the kernel's precision: the yardstick of unavoidable error.
+
+    Scores are float32 products of the inputs as they are; the maximum is the exact one of the full row;
+    ``P = exp2(scores - max)`` is float32, summed unrounded, and rounded to the input type only as an operand of
+    ``P @ v``; accumulation is float32; the quotient is rounded once to the input type. It has no blocks and no running
+    maximum, so its error is that of the number formats and not that of a schedule.
+
+    Parameters
+    ----------
+    q, k, v : numpy.ndarray
+        As for `attention`; float16 or bfloat16 (float32 works and rounds nothing on the way).
+    softmax_scale : float, optional
+        Factor on the scores, ``1 / sqrt(head_dim)`` by default. Enters as ``float32(softmax_scale * log2(e))``.
+    causal : bool, optional
+        Bottom-right aligned causal mask.
+
+    Returns
+    -------
+    out : numpy.ndarray
+        Shape ``(batch, seqlen_q, heads_q, head_dim_v)``, type of `q`.
+    lse : numpy.ndarray
+        float32, shape ``(batch, heads_q, seqlen_q)``, natural logarithm.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit each other.
+
+    Examples
+    --------
+    >>> x = np.ones((1, 3, 1, 8), dtype=np.float16)
+    >>> out, lse = same_precision(x, x, x)
+    >>> out.dtype, lse.dtype, float(out.max())
+    (dtype('float16'), dtype('float32'), 1.0)
+    """
+    check_shapes(q, k, v)
+    dtype = q.dtype
+    scale_log2 = np.float32(resolve_scale(softmax_scale, q.shape[3]) * math.log2(math.e))
+    out = np.zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
+    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, dtype=np.float32)
+    if k.shape[1] == 0:
+        return out, lse
+    zero, one, ln2 = np.float32(0), np.float32(1), np.float32(math.log(2))
+    with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+        for b, h, Q, K, V in head_groups(q, k, v, np.float32, SCORE_BUDGET):
+            for rows in row_chunks(q.shape[1], len(b) * k.shape[1]):
+                seen = visible(q.shape[1], k.shape[1], causal, rows) if causal else None
+                S = np.matmul(Q[:, rows], K.swapaxes(1, 2)) * scale_log2
+                if seen is not None:
+                    S = np.where(seen, S, np.float32(-np.inf))
+                m = S.max(axis=-1, keepdims=True)
+                P = np.exp2(S - np.where(np.isneginf(m), zero, m))
+                total = P.sum(axis=-1, keepdims=True)
+                O = weighted_sum(P.astype(dtype).astype(np.float32), V, seen)
+                out[b, rows, h] = (O / np.where(total == 0, one, total)).astype(dtype)
+                lse[b, h, rows] = ((m + np.log2(total)) * ln2)[..., 0]
+    return out, lse

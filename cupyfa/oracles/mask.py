@@ -1,0 +1,202 @@
+"""Which keys a query row sees, and which key blocks a query tile has to visit.
+
+The block arithmetic mirrors ``cuda/mask.cuh`` line by line; `visible` is the definition that it is tested against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.floating]
+
+
+def visible(seqlen_q: int, seqlen_k: int, causal: bool, rows: slice = slice(None)) -> npt.NDArray[np.bool_]:
+    """Tell for every (query, key) pair whether the query sees the key.
+
+    Parameters
+    ----------
+    seqlen_q, seqlen_k : int
+        Number of queries and keys.
+    causal : bool
+        If true, row ``i`` sees the keys ``j <= i + seqlen_k - seqlen_q``: the mask is aligned bottom-right, so that
+        the last query sees every key. With more queries than keys the first rows see nothing.
+    rows : slice, optional
+        Only these queries; all of them by default.
+
+    Returns
+    -------
+    numpy.ndarray
+        Booleans, shape ``(seqlen_q, seqlen_k)``, or as many rows as `rows` selects.
+
+    Examples
+    --------
+    >>> visible(2, 3, causal=True).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 1]])
+    """
+    row = np.arange(seqlen_q)[rows, None]
+    if not causal:
+        return np.ones((row.size, seqlen_k), dtype=np.bool_)
+    return np.arange(seqlen_k)[None, :] <= row + (seqlen_k - seqlen_q)
+
+
+@dataclass(frozen=True)
+class BlockRange:
+    """The key blocks of one query tile, as block indices.
+
+    Blocks ``first <= n < full`` are seen whole by every row and need no mask; blocks ``full <= n < end`` need one;
+    the tile visits no other block.
+    """
+
+    first: int
+    full: int
+    end: int
+
+
+def block_range(row_begin: int, row_end: int, seqlen_q: int, seqlen_k: int, tile_n: int, causal: bool) -> BlockRange:
+    """Find the key blocks that the query rows ``row_begin <= i < row_end`` visit.
+
+    Parameters
+    ----------
+    row_begin, row_end : int
+        The query tile. `row_end` may lie past `seqlen_q`: rows that do not exist only ever widen the range.
+    seqlen_q, seqlen_k : int
+        Number of queries and keys.
+    tile_n : int
+        Keys per block.
+    causal : bool
+        Bottom-right aligned causal mask, see `visible`.
+
+    Returns
+    -------
+    BlockRange
+        ``end`` follows from the keys that the last row sees, ``full`` from those that the first row sees:
+        ``end = max(0, ceil(min(seqlen_k, row_end + seqlen_k - seqlen_q) / tile_n))`` and
+        ``full = max(0, floor(min(seqlen_k, row_begin + 1 + seqlen_k - seqlen_q) / tile_n))`` when causal;
+        `seqlen_k` alone replaces the minima otherwise.
+
+    Examples
+    --------
+    >>> block_range(128, 256, 512, 512, 128, causal=True)
+    BlockRange(first=0, full=1, end=2)
+    >>> block_range(0, 128, 512, 500, 128, causal=False)  # the last block is ragged, so it is masked
+    BlockRange(first=0, full=3, end=4)
+    """
+    shift = seqlen_k - seqlen_q
+    keys_of_last_row = min(seqlen_k, row_end + shift) if causal else seqlen_k
+    keys_of_first_row = min(seqlen_k, row_begin + 1 + shift) if causal else seqlen_k
+    return BlockRange(
+        first=0,
+        full=max(0, keys_of_first_row // tile_n),
+        end=max(0, -(-keys_of_last_row // tile_n)),
+    )
+
+
+@dataclass(frozen=True)
+class TileMask:
+    """The mask of one query tile, applied to its score blocks one at a time.
+
+    Parameters
+    ----------
+    row_begin, row_end : int
+        The query rows of the tile, both inside the sequence.
+    seqlen_q, seqlen_k : int
+        Number of queries and keys.
+    tile_n : int
+        Keys per block.
+    causal : bool
+        Bottom-right aligned causal mask, see `visible`.
+    """
+
+    row_begin: int
+    row_end: int
+    seqlen_q: int
+    seqlen_k: int
+    tile_n: int
+    causal: bool
+
+    @property
+    def blocks(self) -> BlockRange:
+        """The key blocks this tile visits."""
+        return block_range(self.row_begin, self.row_end, self.seqlen_q, self.seqlen_k, self.tile_n, self.causal)
+
+    def block(self, j: int) -> npt.NDArray[np.bool_]:
+        """Tell which keys of block `j` each row sees.
+
+        Parameters
+        ----------
+        j : int
+            Block index.
+
+        Returns
+        -------
+        numpy.ndarray
+            Booleans, shape ``(row_end - row_begin, keys of block j)``; a ragged last block has fewer keys.
+        """
+        key = np.arange(j * self.tile_n, min((j + 1) * self.tile_n, self.seqlen_k))[None, :]
+        if not self.causal:
+            return np.ones((self.row_end - self.row_begin, key.size), dtype=np.bool_)
+        row = np.arange(self.row_begin, self.row_end)[:, None]
+        return key <= row + (self.seqlen_k - self.seqlen_q)
+
+    def apply(self, scores: Array, j: int) -> Array:
+        """Replace the scores of unseen keys by -inf.
+
+        Parameters
+        ----------
+        scores : numpy.ndarray
+            Shape ``(..., row_end - row_begin, keys of block j)``, already scaled: scaling afterwards would compute
+            ``-inf * 0`` for a zero scale and turn -inf into +inf for a negative one.
+        j : int
+            Block index.
+
+        Returns
+        -------
+        numpy.ndarray
+            `scores` itself when every row sees the whole block, else a new array.
+        """
+        if not self.causal or j < self.blocks.full:
+            return scores
+        return np.where(self.block(j), scores, scores.dtype.type(-np.inf))
+
+
+def weighted_sum(P: Array, V: Array, seen: npt.NDArray[np.bool_] | None) -> Array:
+    """Compute ``P @ V`` such that an unseen key contributes nothing, even where its value is NaN or infinite.
+
+    A plain product would compute ``0 * NaN`` there. Finite values take exactly the plain product.
+
+    Parameters
+    ----------
+    P : numpy.ndarray
+        Weights, shape ``(..., rows, keys)``; 0 for unseen keys.
+    V : numpy.ndarray
+        Values, shape ``(..., keys, head_dim)``.
+    seen : numpy.ndarray or None
+        Booleans, shape ``(rows, keys)``; None if every row sees every key.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(..., rows, head_dim)``.
+
+    Examples
+    --------
+    >>> P = np.array([[1.0, 0.0], [0.5, 0.5]])
+    >>> weighted_sum(P, np.array([[2.0], [np.nan]]), np.array([[True, False], [True, True]]))
+    array([[ 2.],
+           [nan]])
+    """
+    finite = np.isfinite(V)
+    everywhere = seen is None or bool(finite.all())
+    total: Array = np.matmul(P, V if everywhere else np.where(finite, V, V.dtype.type(0)))
+    if seen is None or everywhere:
+        return total
+    axes = tuple(axis for axis in range(V.ndim) if axis != V.ndim - 2)
+    for key in np.flatnonzero(~finite.all(axis=axes)):
+        special = np.where(finite[..., key, :], V.dtype.type(0), V[..., key, :])
+        rows = seen[:, key]
+        total[..., rows, :] += P[..., rows, key, None] * special[..., None, :]
+    return total

@@ -1,0 +1,83 @@
+"""From a problem and a kernel to a launch: grid, tensor maps and run-time parameters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry
+from cupyfa.errors import UnsupportedError
+from cupyfa.problem import Operand, Problem
+from cupyfa.schedule import heads_per_section
+from cupyfa.select import Device
+
+__all__ = ["plan_forward"]
+
+_MAX_TILES = 2**31 - 1
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+def plan_forward(problem: Problem, traits: dict[str, int], function: Function, device: Device) -> ForwardLauncher:
+    """Return a prepared launch of a forward kernel.
+
+    Parameters
+    ----------
+    problem : Problem
+        With no empty axis.
+    traits : dict
+        The kernel's traits.
+    function : Function
+        The kernel.
+    device : Device
+        The GPU.
+
+    Returns
+    -------
+    ForwardLauncher
+        Needs only addresses and a stream.
+    """
+    tiles_m = -(-problem.seqlen_q // traits["tile_m"])
+    heads_total = problem.batch * problem.heads_q
+    tiles = heads_total * tiles_m
+    if tiles > _MAX_TILES:
+        raise UnsupportedError(
+            f"attention: batch {problem.batch} * heads {problem.heads_q} * {tiles_m} query tiles are {tiles} tiles; "
+            f"at most {_MAX_TILES} are supported: split the batch"
+        )
+    batch, head, row = (0, 0, 0) if problem.lse is None else problem.lse.strides
+    cols = traits["box_cols"]
+    return ForwardLauncher(
+        function=function,
+        geometry=LaunchGeometry(
+            grid=min(tiles, device.multiprocessors) if traits["persistent"] else tiles,
+            threads=traits["threads"],
+            shared_bytes=traits["shared_bytes"],
+            cluster_size=traits["cluster_size"],
+        ),
+        q=_tensor_map(problem, problem.q, (cols, traits["tile_m"])),
+        k=_tensor_map(problem, problem.k, (cols, traits["tile_n"])),
+        v=_tensor_map(problem, problem.v, (cols, traits["tile_n"])),
+        o=_tensor_map(problem, problem.out, (cols, traits["box_rows_o"])),
+        lse_strides=(batch // 4, head // 4, row // 4),
+        # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a
+        # masked score stays -inf, where -inf * 0 would be NaN.
+        scale_log2=max(abs(problem.softmax_scale) * math.log2(math.e), _SMALLEST_SCALE),
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        heads_q=problem.heads_q,
+        heads_per_kv=problem.heads_q // problem.heads_kv,
+        heads_total=heads_total,
+        tiles_m=tiles_m,
+        tiles=tiles,
+        heads_per_section=heads_per_section(problem, traits, device),
+    )
+
+
+def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> TensorMapGeometry:
+    batch, seqlen, heads, head_dim = operand.shape
+    # The stride of an axis with one index is never used, but the driver checks it.
+    strides = [stride if size > 1 else 16 for stride, size in zip(operand.strides, operand.shape, strict=True)]
+    return TensorMapGeometry(
+        problem.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), box
+    )

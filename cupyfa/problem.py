@@ -1,0 +1,453 @@
+"""From arrays to a problem: every check on what the user passed, before anything is compiled or launched."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from cupyfa.errors import UnsupportedError
+from cupyfa.spec import DType
+
+__all__ = [
+    "LAYOUTS",
+    "Geometry",
+    "Layout",
+    "Operand",
+    "Problem",
+    "check_addresses",
+    "check_options",
+    "check_overlap",
+    "type_name",
+]
+
+Layout = Literal["BSHD", "BHSD"]
+LAYOUTS = ("BSHD", "BHSD")
+
+#: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
+Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
+
+_DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
+_AXES = ("batch", "seqlen", "heads", "head_dim")
+_MAX_HEAD_DIM = 256
+_MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
+_MAX_STRIDE = 2**40  # of a tensor map, in bytes
+_TMA_ALIGNMENT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A named array as the checks see it: its geometry, neither its address nor its data.
+
+    Attributes
+    ----------
+    name : str
+        The argument's name, for messages.
+    shape, strides : tuple of int
+        Strides in bytes.
+    dtype : numpy.dtype
+        Element type.
+    device : int or None
+        CUDA device, None for an array of NumPy.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device: int | None
+
+    @classmethod
+    def contiguous(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, device: int | None) -> Operand:
+        """Return the operand of an array that will be allocated."""
+        dtype = np.dtype(dtype)
+        strides = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return cls(name, shape, strides, dtype, device)
+
+    def in_bshd(self, layout: Layout) -> Operand:
+        """Return the operand with the axes (batch, seqlen, heads, head_dim)."""
+        if layout == "BSHD":
+            return self
+        order = (0, 2, 1, 3)
+        return dataclasses.replace(
+            self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order)
+        )
+
+    @functools.cached_property
+    def span(self) -> tuple[int, int]:
+        """Bytes from the first element to the first and behind the last byte of the array; (0, 0) if it is empty."""
+        if 0 in self.shape:
+            return 0, 0
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A forward attention problem; equal problems need equal kernels and equal parameters, except for addresses.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of all matrices.
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim : int
+        Sizes.
+    causal : bool
+        Bottom-right aligned mask.
+    softmax_scale : float
+        Factor of the scores.
+    q, k, v, out : Operand
+        With the axes (batch, seqlen, heads, head_dim).
+    lse : Operand or None
+        (batch, heads_q, seqlen_q).
+    """
+
+    dtype: DType
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    causal: bool
+    softmax_scale: float
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    lse: Operand | None
+
+    @classmethod
+    def from_operands(
+        cls,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        out: Operand | None,
+        lse: Operand | None,
+        *,
+        softmax_scale: float | None,
+        causal: bool,
+        layout: Layout,
+        want_lse: bool,
+        current_device: int | None,
+    ) -> Problem:
+        """Check arguments and return the problem that they pose.
+
+        Parameters
+        ----------
+        q, k, v : Operand
+            Inputs as the user passed them, in ``layout``.
+        out, lse : Operand or None
+            None for an output that is not asked for, or that will be allocated contiguous.
+        softmax_scale, causal, layout
+            As in :func:`cupyfa.attention`, checked by :func:`check_options`.
+        want_lse : bool
+            Allocate ``lse`` if the user passed none.
+        current_device : int or None
+            The current CUDA device, None for NumPy.
+
+        Returns
+        -------
+        Problem
+            All operands in BSHD order.
+
+        Raises
+        ------
+        TypeError
+            An argument has the wrong type or dtype.
+        ValueError
+            An argument has the wrong shape, memory layout or device, or a value out of range.
+        UnsupportedError
+            The arguments are meaningful, but no kernel fits them.
+        """
+        dtype = _check_dtypes(q, k, v)
+        _check_scale(softmax_scale)
+        for operand in (q, k, v):
+            if len(operand.shape) != 4:
+                axes = "(batch, seqlen, heads, head_dim)" if layout == "BSHD" else "(batch, heads, seqlen, head_dim)"
+                raise ValueError(
+                    f"attention: {operand.name} has {len(operand.shape)} axes, shape {operand.shape}; it needs 4: "
+                    f"{axes}"
+                )
+        out = Operand.contiguous("out", q.shape, q.dtype, q.device) if out is None else out
+        _check_output(out, q.shape, q.dtype)
+        q, k, v, out = (operand.in_bshd(layout) for operand in (q, k, v, out))
+        _check_shapes(q, k, v)
+        batch, seqlen_q, heads_q, head_dim = q.shape
+        lse_shape = (batch, heads_q, seqlen_q)
+        if lse is None and want_lse:
+            lse = Operand.contiguous("lse", lse_shape, np.float32, q.device)
+        if lse is not None:
+            _check_output(lse, lse_shape, np.dtype(np.float32))
+        _check_devices(q, k, v, out, *(() if lse is None else (lse,)))
+        if q.device is not None:
+            _check_memory(current_device, q, k, v, out, lse)
+        return cls(
+            dtype=dtype,
+            batch=batch,
+            seqlen_q=seqlen_q,
+            seqlen_k=k.shape[1],
+            heads_q=heads_q,
+            heads_kv=k.shape[2],
+            head_dim=head_dim,
+            causal=causal,
+            softmax_scale=1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            lse=lse,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no output, or no key."""
+        return 0 in (self.batch, self.seqlen_q, self.heads_q, self.seqlen_k)
+
+
+def check_options(softmax_scale: Any, causal: Any, layout: Any, return_lse: Any = False) -> tuple[float | None, bool]:
+    """Check the options that are not arrays.
+
+    Parameters
+    ----------
+    softmax_scale, causal, layout, return_lse
+        As in :func:`cupyfa.attention`.
+
+    Returns
+    -------
+    tuple
+        ``softmax_scale`` as a float or None, ``causal`` as a bool.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the option.
+    """
+    if not isinstance(return_lse, (bool, np.bool_)):
+        raise TypeError(f"attention: return_lse is {return_lse!r}; it must be True or False")
+    if type(causal) is bool and layout in LAYOUTS and (softmax_scale is None or type(softmax_scale) is float):
+        return softmax_scale, causal  # the usual call
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ValueError(f"attention: layout is {layout!r}; it must be 'BSHD' or 'BHSD'")
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"attention: causal is {causal!r}; it must be True or False")
+    if softmax_scale is None:
+        return None, bool(causal)
+    if not isinstance(softmax_scale, (int, float, np.integer, np.floating)) or isinstance(softmax_scale, bool):
+        raise TypeError(f"attention: softmax_scale is a {type_name(type(softmax_scale))}; it must be a number or None")
+    try:
+        return float(softmax_scale), bool(causal)
+    except OverflowError:  # an int beyond float64; the check of the magnitude will say what is allowed
+        return math.inf if softmax_scale > 0 else -math.inf, bool(causal)
+
+
+def type_name(kind: type) -> str:
+    """Return the short name of a type: numpy.ndarray, torch.Tensor, list."""
+    return (
+        kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
+    )
+
+
+def check_addresses(problem: Problem, q: int, k: int, v: int, out: int, lse: int) -> None:
+    """Check what depends on where the arrays are: alignment, and outputs that share memory with others.
+
+    Parameters
+    ----------
+    problem : Problem
+        The checked problem.
+    q, k, v, out, lse : int
+        Addresses; 0 for an empty array and for no ``lse``.
+
+    Raises
+    ------
+    ValueError
+        An address is not aligned, or an output overlaps another array.
+    """
+    if (q | k | v | out) % _TMA_ALIGNMENT or lse % 4:
+        for name, address, alignment in (("q", q, 16), ("k", k, 16), ("v", v, 16), ("out", out, 16), ("lse", lse, 4)):
+            if address % alignment:
+                raise ValueError(
+                    f"attention: {name} begins at address {address:#x}; it must be a multiple of {alignment} bytes "
+                    "(a copy is aligned)"
+                )
+    check_overlap(problem, q, k, v, out, lse)
+
+
+def check_overlap(problem: Problem, q: int, k: int, v: int, out: int, lse: int) -> None:
+    """Check that no output shares memory with another array.
+
+    Parameters
+    ----------
+    problem : Problem
+        The checked problem.
+    q, k, v, out, lse : int
+        Addresses; 0 for an empty array and for no ``lse``.
+
+    Raises
+    ------
+    ValueError
+        Naming both arrays.
+    """
+    inputs = ((problem.q, q), (problem.k, k), (problem.v, v))
+    _check_overlap(problem.out, out, inputs)
+    if problem.lse is not None and lse:
+        _check_overlap(problem.lse, lse, (*inputs, (problem.out, out)))
+
+
+def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:
+    begin, end = (address + offset for offset in output.span)
+    for other, other_address in others:
+        low, high = other.span
+        if begin < other_address + high and other_address + low < end and _share(output, address, other, other_address):
+            raise ValueError(
+                f"attention: {output.name} shares memory with {other.name}; it must be an array of its own, because "
+                "tiles are written while others are still read"
+            )
+
+
+def _share(a: Operand, address_a: int, b: Operand, address_b: int) -> bool:
+    """Whether two strided arrays have a byte in common: interleaved slices of one buffer have none.
+
+    NumPy solves it from the addresses alone, so nothing is read here.
+    """
+
+    class Interface:
+        def __init__(self, operand: Operand, address: int) -> None:
+            self.__array_interface__ = {
+                "version": 3,
+                "shape": operand.shape,
+                "strides": operand.strides,
+                "typestr": f"|V{operand.dtype.itemsize}",
+                "data": (address, True),
+            }
+
+    return np.shares_memory(np.asarray(Interface(a, address_a)), np.asarray(Interface(b, address_b)))
+
+
+def _place(operand: Operand) -> str:
+    return "the host (NumPy)" if operand.device is None else f"CUDA device {operand.device} (CuPy)"
+
+
+def _check_devices(q: Operand, *others: Operand) -> None:
+    for operand in others:
+        if operand.device != q.device:
+            raise ValueError(
+                f"attention: {operand.name} is on {_place(operand)} but q is on {_place(q)}; all arrays must be on one "
+                "device"
+            )
+
+
+def _check_dtypes(q: Operand, k: Operand, v: Operand) -> DType:
+    for operand in (q, k, v):
+        if operand.dtype not in _DTYPES:
+            raise TypeError(
+                f"attention: {operand.name} has dtype {operand.dtype}; it must be float16 or ml_dtypes.bfloat16"
+            )
+    for operand in (k, v):
+        if operand.dtype != q.dtype:
+            raise TypeError(
+                f"attention: {operand.name} has dtype {operand.dtype} but q has {q.dtype}; they must be equal"
+            )
+    return _DTYPES[q.dtype]
+
+
+def _check_shapes(q: Operand, k: Operand, v: Operand) -> None:
+    batch, _, heads_q, head_dim = q.shape
+    for operand in (k, v):
+        if operand.shape[0] != batch:
+            raise ValueError(
+                f"attention: {operand.name} has batch {operand.shape[0]} but q has {batch}; they must be equal"
+            )
+        if operand.shape[3] != head_dim:
+            raise ValueError(
+                f"attention: {operand.name} has head_dim {operand.shape[3]} but q has {head_dim}; they must be equal"
+            )
+    if v.shape[1] != k.shape[1]:
+        raise ValueError(f"attention: v has seqlen {v.shape[1]} but k has {k.shape[1]}; they must be equal")
+    heads_kv = k.shape[2]
+    if v.shape[2] != heads_kv:
+        raise ValueError(f"attention: v has {v.shape[2]} heads but k has {heads_kv}; they must be equal")
+    if heads_q and (heads_kv == 0 or heads_q % heads_kv):
+        raise ValueError(
+            f"attention: q has {heads_q} heads and k has {heads_kv}; the heads of q must be a multiple of those of k"
+        )
+    if head_dim == 0 or head_dim % 8 or head_dim > _MAX_HEAD_DIM:
+        raise UnsupportedError(
+            f"attention: q has head_dim {head_dim}; supported are the multiples of 8 from 8 to {_MAX_HEAD_DIM}"
+        )
+    for operand in (q, k):
+        if operand.shape[1] > _MAX_SEQLEN:
+            raise UnsupportedError(
+                f"attention: {operand.name} has seqlen {operand.shape[1]}; supported are at most {_MAX_SEQLEN}"
+            )
+
+
+def _check_scale(softmax_scale: float | None) -> None:
+    largest = float(np.finfo(np.float32).max) / math.log2(math.e)  # the kernel multiplies by log2(e)
+    if softmax_scale is not None and not abs(softmax_scale) <= largest:  # NaN compares false
+        raise ValueError(f"attention: softmax_scale is {softmax_scale}; it must be finite, and at most {largest:.4g}")
+
+
+def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    meaning = "the shape of q" if output.name == "out" else "(batch, heads_q, seqlen_q)"
+    if output.dtype != dtype:
+        raise TypeError(f"attention: {output.name} has dtype {output.dtype}; it must be {dtype}")
+    if output.shape != shape:
+        raise ValueError(f"attention: {output.name} has shape {output.shape}; it must have {meaning}, {shape}")
+    _check_no_self_overlap(output)
+
+
+def _check_no_self_overlap(output: Operand) -> None:
+    """Refuse an output where two indices may name one element: each longer stride must step over the shorter ones."""
+    if 0 in output.shape:
+        return
+    covered = output.dtype.itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(output.strides, output.shape, strict=True) if n > 1):
+        if stride < covered:
+            raise ValueError(
+                f"attention: {output.name} has strides {output.strides} bytes for shape {output.shape}; its elements "
+                "must not overlap each other"
+            )
+        covered = stride * size
+
+
+def _check_memory(
+    current_device: int | None, q: Operand, k: Operand, v: Operand, out: Operand, lse: Operand | None
+) -> None:
+    if q.device != current_device:
+        raise ValueError(
+            f"attention: q is on CUDA device {q.device} but the current device is {current_device}; call it under "
+            f"`with cupy.cuda.Device({q.device}):`"
+        )
+    for operand in (q, k, v, out) if lse is None else (q, k, v, out, lse):
+        axes = _AXES if len(operand.shape) == 4 else ("batch", "heads", "seqlen")
+        for axis, stride, size in zip(axes, operand.strides, operand.shape, strict=True):
+            if stride < 0 and size > 1:
+                raise ValueError(
+                    f"attention: {operand.name} has stride {stride} bytes on its {axis} axis; negative strides need a "
+                    "copy: cupy.ascontiguousarray"
+                )
+    for operand in (q, k, v, out):
+        _check_tma_strides(operand)
+
+
+def _check_tma_strides(operand: Operand) -> None:
+    if 0 in operand.shape:
+        return  # never read, and CuPy gives it strides of 0
+    if operand.shape[3] > 1 and operand.strides[3] != operand.dtype.itemsize:
+        raise ValueError(
+            f"attention: {operand.name} has stride {operand.strides[3]} bytes on its last axis (head_dim); it must be "
+            f"contiguous there, {operand.dtype.itemsize} bytes"
+        )
+    for name, stride, size in zip(_AXES[:3], operand.strides, operand.shape, strict=False):
+        if size > 1 and (stride % _TMA_ALIGNMENT or stride >= _MAX_STRIDE):
+            raise ValueError(
+                f"attention: {operand.name} has stride {stride} bytes on its {name} axis; it must be a multiple of "
+                f"{_TMA_ALIGNMENT} below 2**40 (a contiguous copy has such strides)"
+            )

@@ -1,0 +1,274 @@
+"""From a problem and a device to a kernel: a pure function over a table of candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from cupyfa.errors import UnsupportedError
+from cupyfa.problem import Problem
+from cupyfa.spec import FwdSpec, Scheduler
+
+__all__ = ["CANDIDATES", "Candidate", "Config", "Device", "Selection", "Verdict", "config_items", "select"]
+
+Config = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What selection and launch need to know about a GPU.
+
+    Attributes
+    ----------
+    compute_capability : tuple of int
+        (major, minor).
+    multiprocessors : int
+        Number of SMs.
+    l2_bytes : int
+        Size of the L2 cache.
+    """
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+
+    @classmethod
+    def current(cls) -> Device:
+        """Return CuPy's current device."""
+        import cupy  # noqa: PLC0415 - imported where a GPU is used
+
+        return _device(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _device(index: int) -> Device:
+    import cupy  # noqa: PLC0415
+
+    p = cupy.cuda.runtime.getDeviceProperties(index)
+    return Device((p["major"], p["minor"]), p["multiProcessorCount"], p["l2CacheSize"])
+
+
+#: An H200: for :func:`cupyfa.explain` on a machine without a GPU.
+H200 = Device((9, 0), 132, 60 * 2**20)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A row of the table: one way to tile heads of up to ``head_dim``.
+
+    Attributes
+    ----------
+    head_dim, tile_m, tile_n, q_stages, pingpong
+        As in :class:`cupyfa.spec.FwdSpec`.
+    max_causal_seqlen : int or None
+        The row is only for causal problems with at most this many query rows.
+    reason : str
+        Why the row is in the table.
+    """
+
+    head_dim: int
+    tile_m: int
+    tile_n: int
+    q_stages: int
+    pingpong: bool
+    max_causal_seqlen: int | None = None
+    reason: str
+
+    def objection(self, problem: Problem) -> str | None:
+        """Return why the row does not suit a problem, or None."""
+        if self.head_dim < problem.head_dim:
+            return f"holds head_dim up to {self.head_dim}, the problem has {problem.head_dim}"
+        limit = self.max_causal_seqlen
+        if limit is not None and not (problem.causal and problem.seqlen_q <= limit):
+            return f"is for causal problems with seqlen_q up to {limit}"
+        return None
+
+    def spec(self, problem: Problem) -> FwdSpec:
+        """Return the kernel for a problem."""
+        return FwdSpec(
+            dtype=problem.dtype,
+            head_dim=self.head_dim,
+            tile_m=self.tile_m,
+            tile_n=self.tile_n,
+            stages=2,
+            q_stages=self.q_stages,
+            causal=problem.causal,
+            negate_scores=problem.softmax_scale < 0,
+            overlap=True,
+            pingpong=self.pingpong,
+            scheduler=Scheduler.PERSISTENT,
+            setmaxnreg=True,
+        )
+
+
+#: In order of preference: the first row without an objection is taken. The measurements are in
+#: docs/notes/hopper_forward.md.
+CANDIDATES = (
+    Candidate(
+        head_dim=64,
+        tile_m=128,
+        tile_n=128,
+        q_stages=2,
+        pingpong=True,
+        max_causal_seqlen=1024,
+        reason="short causal tiles: 128 rows waste less on the diagonal than 192",
+    ),
+    Candidate(
+        head_dim=64,
+        tile_m=192,
+        tile_n=128,
+        q_stages=2,
+        pingpong=True,
+        reason="three warpgroups hide the exponentials, which take as long as the products at head_dim 64",
+    ),
+    Candidate(
+        head_dim=128,
+        tile_m=128,
+        tile_n=128,
+        q_stages=2,
+        pingpong=True,
+        reason="the largest square tile whose O, S and P stay in registers, with room for a second Q",
+    ),
+    Candidate(
+        head_dim=192,
+        tile_m=128,
+        tile_n=112,
+        q_stages=1,
+        pingpong=False,
+        reason="the most keys that two stages leave room for beside one Q",
+    ),
+    Candidate(
+        head_dim=256,
+        tile_m=128,
+        tile_n=80,
+        q_stages=1,
+        pingpong=False,
+        reason="the most keys that two stages leave room for beside one Q",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a candidate.
+
+    Attributes
+    ----------
+    candidate : Candidate
+        The row.
+    chosen : bool
+        Whether it is the one.
+    reason : str
+        Why, or why not.
+    """
+
+    candidate: Candidate
+    chosen: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The chosen kernel and the fate of every candidate.
+
+    Attributes
+    ----------
+    spec : FwdSpec
+        The kernel.
+    verdicts : tuple of Verdict
+        In the order of the table.
+    overrides : Mapping
+        What ``config=`` changed.
+    """
+
+    spec: FwdSpec
+    verdicts: tuple[Verdict, ...]
+    overrides: Config
+
+
+def select(problem: Problem, device: Device, config: Config | None = None) -> Selection:
+    """Choose a kernel.
+
+    Parameters
+    ----------
+    problem : Problem
+        The checked problem.
+    device : Device
+        The GPU.
+    config : Mapping, optional
+        Fields of :class:`cupyfa.spec.FwdSpec` that override the chosen candidate's.
+
+    Returns
+    -------
+    Selection
+        The spec and the reasons.
+
+    Raises
+    ------
+    UnsupportedError
+        No kernel fits the device.
+    TypeError, ValueError
+        ``config`` names a field that a spec does not have, or that the problem decides, or has a value of another type.
+    """
+    if device.compute_capability != (9, 0):
+        major, minor = device.compute_capability
+        raise UnsupportedError(
+            f"attention: the GPU has compute capability {major}.{minor}; there are kernels for 9.0 (Hopper: H100, "
+            "H200). NumPy arrays run on the CPU"
+        )
+    best = next(row for row in CANDIDATES if row.objection(problem) is None)
+    verdicts = tuple(Verdict(row, row is best, _reason(row, best, problem)) for row in CANDIDATES)
+    overrides = {} if config is None else dict(config_items(config))
+    return Selection(dataclasses.replace(best.spec(problem), **overrides), verdicts, types.MappingProxyType(overrides))
+
+
+def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
+    if row is best:
+        padding = "" if row.head_dim == problem.head_dim else f"head_dim {problem.head_dim} padded to {row.head_dim}; "
+        return padding + row.reason
+    if objection := row.objection(problem):
+        return objection
+    if row.head_dim > best.head_dim:
+        return f"would multiply {row.head_dim - best.head_dim} more columns of zeros than head_dim {best.head_dim}"
+    return f"the row above is preferred for head_dim {best.head_dim}"
+
+
+_DECIDED_BY_PROBLEM = frozenset({"dtype", "head_dim", "causal", "negate_scores"})
+
+
+def config_items(config: Config) -> tuple[tuple[str, Any], ...]:
+    """Check ``config=`` and return its items, sorted, so that equal configurations are equal keys.
+
+    Parameters
+    ----------
+    config : Mapping
+        Fields of :class:`cupyfa.spec.FwdSpec`; a scheduler may be given by name.
+
+    Returns
+    -------
+    tuple
+        Pairs of name and value.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A name is not a field that can be overridden, or a value has another type.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"attention: config is {config!r}; it must be a mapping of FwdSpec fields or None")
+    free = {f.name: f.type for f in dataclasses.fields(FwdSpec) if f.name not in _DECIDED_BY_PROBLEM}
+    checked: dict[str, Any] = {}
+    for name, given in config.items():
+        if name not in free:
+            raise ValueError(f"attention: config has the field {name!r}; it can override {', '.join(free)}")
+        kind = {"int": int, "bool": bool, "Scheduler": Scheduler}[str(free[name])]
+        names = {member.value for member in Scheduler}
+        value = Scheduler(given) if kind is Scheduler and isinstance(given, str) and given in names else given
+        if type(value) is not kind:
+            choices = f", one of {sorted(names)}" if kind is Scheduler else ""
+            raise TypeError(f"attention: config[{name!r}] is {given!r}; it must be of type {kind.__name__}{choices}")
+        checked[name] = value
+    return tuple(sorted(checked.items()))

@@ -1,0 +1,120 @@
+"""The compile key: frozen dataclasses that mirror ``cuda/spec.cuh``.
+
+A spec names everything that changes the instructions of a kernel, and nothing else. It renders itself as the C++ name
+expression that the compiler is asked for, so a compiler error prints it, and two kernels are the same exactly when
+their specs are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import ClassVar
+
+__all__ = ["DType", "FwdSpec", "Scheduler"]
+
+
+class DType(enum.Enum):
+    """Element type of the matrices."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class Scheduler(enum.Enum):
+    """How query tiles reach the CTAs."""
+
+    ONE_TILE = "one_tile"
+    PERSISTENT = "persistent"
+
+
+def _render(value: object) -> str:
+    """Return a field's value in C++."""
+    if isinstance(value, enum.Enum):
+        return f"cupyfa::{type(value).__name__}::{value.value}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FwdSpec:
+    """A Hopper forward kernel.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of Q, K, V and O; accumulation is float32.
+    head_dim : int
+        Of the tiles: a multiple of 64; a smaller head_dim of the problem is filled up with zeros by TMA.
+    tile_m : int
+        Query rows of a CTA, 64 for each of one to three consumer warpgroups.
+    tile_n : int
+        Keys of one step of the mainloop, a multiple of 16.
+    stages : int
+        Slots of the K ring and of the V ring.
+    q_stages : int
+        Slots of the Q ring.
+    causal : bool
+        Bottom-right aligned causal mask.
+    negate_scores : bool
+        ``softmax_scale`` is negative.
+    overlap : bool
+        Overlap of softmax and matrix products within a warpgroup (specification 0x05).
+    pingpong : bool
+        Consumer warpgroups take turns to issue (specification 0x04).
+    scheduler : Scheduler
+        One CTA per tile, or persistent CTAs.
+    setmaxnreg : bool
+        Register reallocation between the roles (specification 0x02). Instrumented kernels can hang on it, so sanitizer
+        runs switch it off.
+
+    Examples
+    --------
+    >>> spec = FwdSpec(
+    ...     dtype=DType.BFLOAT16, head_dim=128, tile_m=128, tile_n=128, stages=2, q_stages=2, causal=True,
+    ...     negate_scores=False, overlap=True, pingpong=True, scheduler=Scheduler.PERSISTENT, setmaxnreg=True,
+    ... )
+    >>> spec.name_expression[:69]
+    'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
+    """
+
+    dtype: DType
+    head_dim: int
+    tile_m: int
+    tile_n: int
+    stages: int
+    q_stages: int
+    causal: bool
+    negate_scores: bool
+    overlap: bool
+    pingpong: bool
+    scheduler: Scheduler
+    setmaxnreg: bool
+
+    entry: ClassVar[str] = "hopper/fwd.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def template_argument(self) -> str:
+        """The spec as a C++ expression."""
+        fields = ", ".join(f".{f.name}={_render(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"cupyfa::FwdSpec{{{fields}}}"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::hopper::forward<{self.template_argument}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::hopper::forward_traits<{self.template_argument}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line, for tables and error messages."""
+        switches = [
+            name for name in ("causal", "negate_scores", "overlap", "pingpong", "setmaxnreg") if getattr(self, name)
+        ]
+        tiles = f"d{self.head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
+        return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()

@@ -1,0 +1,34 @@
+"""What the tests of an attention kernel need: inputs, guards, tolerances and cases.
+
+Everything works without a GPU and without CuPy; pass ``xp=cupy`` to get the same on the GPU. Users who validate a
+kernel of their own can import it too:
+
+>>> import numpy as np
+>>> from cupyfa.oracles import dense, online
+>>> case = CASES[0]
+>>> q, k, v = case.make_inputs()
+>>> reference, reference_lse = dense.attention(q, k, v, **case.options)
+>>> yardstick, _ = dense.same_precision(q, k, v, **case.options)
+>>> out, lse = online.attention(q, k, v, **case.options)
+>>> assert_close(out, reference, yardstick, context=case)
+>>> assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k), context=case)
+"""
+
+from cupyfa.testing.canaries import CANARY, Guarded, guarded_empty
+from cupyfa.testing.cases import CASES, Case, as_bshd
+from cupyfa.testing.inputs import random_array
+from cupyfa.testing.tolerance import assert_close, assert_lse_close, score_magnitude, ulp
+
+__all__ = [
+    "CANARY",
+    "CASES",
+    "Case",
+    "Guarded",
+    "as_bshd",
+    "assert_close",
+    "assert_lse_close",
+    "guarded_empty",
+    "random_array",
+    "score_magnitude",
+    "ulp",
+]

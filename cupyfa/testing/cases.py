@@ -1,0 +1,291 @@
+"""The table of attention cases that every kernel is tested on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cupyfa.testing.inputs import random_array
+
+__all__ = ["CASES", "Case", "as_bshd"]
+
+
+_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def as_bshd(array: Any, layout: str) -> Any:
+    """View an array of either layout as ``(batch, seqlen, heads, head_dim)``.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or cupy.ndarray
+        Four axes in the order of `layout`.
+    layout : {"BSHD", "BHSD"}
+        Order of the axes.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        A view, never a copy.
+
+    Examples
+    --------
+    >>> as_bshd(np.empty((2, 3, 5, 8)), "BHSD").shape
+    (2, 5, 3, 8)
+    """
+    return array if layout == "BSHD" else array.swapaxes(1, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem of the test table.
+
+    Attributes
+    ----------
+    group : str
+        The group of the table; the function of that name says which fault it would show.
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim : int
+        The shape.
+    dtype : {"bfloat16", "float16"}
+        Type of q, k, v and out.
+    causal : bool
+        Bottom-right aligned causal mask.
+    softmax_scale : float or None
+        None is ``1 / sqrt(head_dim)``.
+    layout : {"BSHD", "BHSD"}
+        Order of the axes in memory.
+    amplitude : float
+        Standard deviation of q and k; v always has 1.
+    options : dict
+        The keyword arguments that the oracles take: softmax_scale and causal.
+    np_dtype : numpy.dtype
+        The data type as an object.
+    id : str
+        A readable name, unique in the table.
+    """
+
+    group: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    dtype: str = "bfloat16"
+    causal: bool = False
+    softmax_scale: float | None = None
+    layout: str = "BSHD"
+    amplitude: float = 1.0
+
+    @property
+    def id(self) -> str:
+        """The readable name."""
+        parts = [
+            f"{self.group}-b{self.batch}-q{self.seqlen_q}-k{self.seqlen_k}-h{self.heads_q}x{self.heads_kv}",
+            f"d{self.head_dim}-{'bf16' if self.dtype == 'bfloat16' else 'fp16'}",
+            "causal" if self.causal else "",
+            "" if self.softmax_scale is None else f"scale{self.softmax_scale:g}",
+            "" if self.amplitude == 1.0 else f"amp{self.amplitude:g}",
+            "" if self.layout == "BSHD" else self.layout,
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def np_dtype(self) -> np.dtype[Any]:
+        """The data type as an object."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that the oracles take."""
+        return {"softmax_scale": self.softmax_scale, "causal": self.causal}
+
+    def make_inputs(self, seed: int = 0, xp: Any = np) -> tuple[Any, Any, Any]:
+        """Make q, k and v, contiguous in the order of `layout`.
+
+        Parameters
+        ----------
+        seed : int, optional
+            Seed of the three arrays.
+        xp : module, optional
+            ``numpy`` or ``cupy``; both give the same bits.
+
+        Returns
+        -------
+        q, k, v : numpy.ndarray or cupy.ndarray
+            Arrays in `layout`; `as_bshd` turns them for the oracles.
+        """
+        arrays = []
+        keys = (self.seqlen_k, self.heads_kv)
+        for n, (seqlen, heads) in enumerate(((self.seqlen_q, self.heads_q), keys, keys)):
+            middle = (seqlen, heads) if self.layout == "BSHD" else (heads, seqlen)
+            shape = (self.batch, *middle, self.head_dim)
+            amplitude = self.amplitude if n < 2 else 1.0
+            arrays.append(random_array(shape, self.np_dtype, 4 * seed + n, xp=xp, amplitude=amplitude))
+        return arrays[0], arrays[1], arrays[2]
+
+
+def _toggles() -> Iterator[tuple[str, bool]]:
+    """Yield (dtype, causal) in turn, for groups too wide to take the product."""
+    return itertools.cycle([("bfloat16", True), ("float16", False), ("bfloat16", False), ("float16", True)])
+
+
+def _anchor() -> Iterator[Case]:
+    """Shapes from public bug reports, in every mode.
+
+    Whatever is basically wrong fails here first: a tile with one row, a ragged last block, an odd length on either
+    side, one query short of whole tiles, and many whole and ragged blocks.
+    """
+    shapes = [(1, 1, 2, 1), (1, 257, 4, 2), (239, 1, 4, 2), (113, 203, 4, 2), (1023, 1024, 2, 1)]
+    for (sq, sk, hq, hk), dtype, causal in itertools.product(shapes, _DTYPES, (False, True)):
+        yield Case("anchor", 2, sq, sk, hq, hk, 128 if dtype == "bfloat16" else 64, dtype, causal)
+    yield Case("anchor", 1, 4224, 4224, 2, 1, 128, "bfloat16", True)
+    yield Case("anchor", 1, 4224, 4224, 2, 2, 64, "float16", False)
+
+
+def _head_dim() -> Iterator[Case]:
+    """Every multiple of 8 up to 256, in both types.
+
+    Shows a wrong zero fill or byte count of a partial tile copy, columns beyond head_dim written to the output, a wrong
+    default scale, and a head_dim that was given the wrong tile.
+    """
+    for head_dim, (dtype, causal) in zip([d for d in range(8, 257, 8) for _ in range(2)], _toggles(), strict=False):
+        yield Case("head_dim", 1, 150, 275, 2, 1, head_dim, dtype, causal)
+
+
+def _gqa() -> Iterator[Case]:
+    """Many query heads per key head, including ratios that are no power of two.
+
+    Shows a head index that was divided the wrong way round, taken modulo, or replaced by a shift.
+    """
+    ratios = [(96, 8), (14, 2), (9, 3), (6, 1), (21, 7), (8, 1), (5, 5)]
+    for (hq, hk), head_dim in itertools.product(ratios, (64, 128)):
+        yield Case("gqa", 2, 70, 150, hq, hk, head_dim, "bfloat16" if head_dim == 64 else "float16", hq % 2 == 1)
+    yield Case("gqa", 1, 200, 333, 21, 7, 120, "bfloat16", True, layout="BHSD")
+    yield Case("gqa", 2, 1, 600, 32, 4, 256, "float16", True)
+
+
+def _empty() -> Iterator[Case]:
+    """Nothing to do, for a whole call, a whole tile, or single rows.
+
+    Shows a division by a zero sum, an lse of NaN or +inf, an output that was never written, a wait for a copy that is
+    never issued, and a causal mask aligned at the top.
+    """
+    for causal, head_dim in itertools.product((False, True), (64, 128)):
+        yield Case("empty", 2, 130, 0, 4, 2, head_dim, causal=causal)
+        yield Case("empty", 0, 64, 64, 2, 1, head_dim, causal=causal)
+        yield Case("empty", 2, 0, 64, 2, 1, head_dim, causal=causal)
+    for sq, sk in [(5, 2), (300, 1), (513, 130), (700, 333), (129, 128), (400, 64)]:
+        yield Case("empty", 2, sq, sk, 3, 1, 64, "float16", True)
+        yield Case("empty", 1, sq, sk, 2, 2, 128, "bfloat16", True)
+
+
+def _scale() -> Iterator[Case]:
+    """Scales other than the default.
+
+    Zero and negative ones show a scale applied to scores that are masked already (``-inf * 0`` is NaN, ``-inf * -1`` is
+    +inf) and a maximum taken before a negative scale turned the order round. 1.0 and 0.01 show a default used instead.
+    """
+    for (scale, causal), (head_dim, dtype) in itertools.product(
+        itertools.product((0.0, -0.125, -1.0, 1.0, 0.01), (False, True)), ((64, "float16"), (128, "bfloat16"))
+    ):
+        yield Case("scale", 1, 180, 301, 2, 1, head_dim, dtype, causal, softmax_scale=scale)
+
+
+def _edge() -> Iterator[Case]:
+    """Lengths one below, at and one above the sizes of tiles.
+
+    Shows a block count rounded the wrong way, a mask left out on the last block or applied to the one before, and a
+    store past the last row.
+    """
+    toggles = _toggles()
+    for size, head_dim in [(64, 64), (80, 256), (112, 192), (128, 128), (128, 64), (176, 128), (192, 64), (256, 128)]:
+        for delta in (-1, 0, 1):
+            dtype, causal = next(toggles)
+            yield Case("edge", 1, size + delta, 2 * size + delta, 2, 1, head_dim, dtype, causal)
+            yield Case("edge", 1, 2 * size - delta, size + delta, 2, 2, head_dim, dtype, not causal)
+
+
+def _persistent() -> Iterator[Case]:
+    """More tiles than a GPU has multiprocessors, several times over, most of them short.
+
+    A persistent kernel takes several tiles per thread block. Shows barrier phases or the issue token that were reset
+    or lost between tiles, Q overwritten while it is still read, and a tile scheduled twice or never. Causal tiles of
+    one call visit different numbers of blocks: one, two, many, and none.
+    """
+    for head_dim, dtype in [(64, "bfloat16"), (128, "float16"), (128, "bfloat16"), (256, "float16")]:
+        yield Case("persistent", 64, 40, 72, 8, 4, head_dim, dtype, False)
+        yield Case("persistent", 32, 17, 300, 16, 4, head_dim, dtype, True)
+    yield Case("persistent", 3, 640, 640, 36, 12, 64, "bfloat16", True)
+    yield Case("persistent", 3, 640, 640, 36, 12, 128, "float16", True)
+    yield Case("persistent", 5, 700, 450, 24, 8, 128, "bfloat16", True)
+    yield Case("persistent", 5, 700, 450, 24, 8, 64, "float16", False)
+
+
+def _ring() -> Iterator[Case]:
+    """Few queries, many keys: every number of blocks from one on, and far more blocks than ring stages.
+
+    Shows a wrong stage or parity, a stage released before its last reader, and a drain that misses the last block.
+    """
+    toggles = _toggles()
+    for blocks, head_dim in itertools.product((1, 2, 3, 4, 5, 7), (64, 128)):
+        dtype, causal = next(toggles)
+        yield Case("ring", 1, 65, 128 * blocks - 3, 2, 1, head_dim, dtype, causal)
+    yield Case("ring", 1, 3, 8193, 4, 1, 128, "bfloat16", True)
+    yield Case("ring", 1, 130, 6001, 2, 1, 64, "float16", False)
+    yield Case("ring", 1, 33, 4097, 2, 1, 256, "bfloat16", False)
+
+
+def _layout() -> Iterator[Case]:
+    """Axes in the order (batch, heads, seqlen, head_dim).
+
+    Shows strides that were derived from the shape instead of read from the array.
+    """
+    for head_dim, (dtype, causal) in zip((64, 128, 256, 72, 128, 64), _toggles(), strict=False):
+        yield Case("layout", 3, 133, 211, 6, 2, head_dim, dtype, causal, layout="BHSD")
+
+
+def _amplitude() -> Iterator[Case]:
+    """Scores with a standard deviation of 64: softmax picks single keys, and running maxima jump.
+
+    Shows an exponent that overflows or underflows, a maximum that starts at 0 and stays there when all scores are
+    strongly negative (one and two keys make many such rows), and an output that was not shrunk when the maximum grew.
+    """
+    for (sq, sk), (head_dim, dtype), causal in itertools.product(
+        [(200, 1), (128, 2), (257, 391)], [(64, "float16"), (128, "bfloat16")], (False, True)
+    ):
+        yield Case("amplitude", 1, sq, sk, 4, 2, head_dim, dtype, causal, amplitude=8.0)
+    yield Case("amplitude", 1, 100, 1500, 2, 1, 256, "bfloat16", True, amplitude=8.0)
+    yield Case("amplitude", 1, 257, 391, 2, 1, 64, "float16", True, softmax_scale=-1.0, amplitude=8.0)
+
+
+def _wide() -> Iterator[Case]:
+    """More batches or heads than a 16-bit grid dimension holds.
+
+    Shows a batch or a head mapped to the y or z axis of the grid, and an index that wrapped at 65,536.
+    """
+    yield Case("wide", 65_537, 1, 2, 1, 1, 16, "bfloat16", True)
+    yield Case("wide", 1, 2, 3, 65_537, 1, 8, "float16", False)
+
+
+#: The attention problems that every kernel is held to: over 150, cheap enough for a float64 oracle on two cores.
+CASES: tuple[Case, ...] = tuple(
+    itertools.chain(
+        _anchor(),
+        _head_dim(),
+        _gqa(),
+        _empty(),
+        _scale(),
+        _edge(),
+        _persistent(),
+        _ring(),
+        _layout(),
+        _amplitude(),
+        _wide(),
+    )
+)

@@ -1,0 +1,505 @@
+"""Calls of `cupyfa.attention` that must be refused before anything is launched; one table for the CPU and the GPU."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cupyfa import UnsupportedError
+from cupyfa.testing import guarded_empty
+
+BF16 = ml_dtypes.bfloat16
+Q, KV = (1, 4, 4, 16), (1, 6, 2, 16)
+
+
+class Where(enum.Enum):
+    """For which arrays a call is bad."""
+
+    BOTH = "NumPy and CuPy arrays"
+    GPU_RULES = "CuPy arrays; NumPy would compute it. Without a GPU, operands that claim to be on one are checked"
+    CUPY = "needs real CuPy arrays"
+    NUMPY = "needs NumPy arrays"
+
+
+@dataclass(frozen=True)
+class BadCall:
+    id: str
+    make: Callable[[Any], dict[str, Any]]  # array module -> keyword arguments
+    error: type[Exception]
+    message: str  # regular expression, without the leading "attention: "
+    where: Where = Where.BOTH
+
+
+def zeros(xp: Any, shape: tuple[int, ...], dtype: Any = np.float16) -> Any:
+    """An array at a multiple of 256 bytes."""
+    return guarded_empty(shape, dtype, xp, poison=0.0).array
+
+
+def qkv(
+    xp: Any, q: tuple[int, ...] = Q, k: tuple[int, ...] = KV, v: tuple[int, ...] | None = None, dtype: Any = np.float16
+) -> dict[str, Any]:
+    return {"q": zeros(xp, q, dtype), "k": zeros(xp, k, dtype), "v": zeros(xp, k if v is None else v, dtype)}
+
+
+def replace(**values: Any) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for these arguments."""
+    return lambda xp: qkv(xp) | values
+
+
+def retyped(name: str, dtype: Any) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for the dtype of one array."""
+    shape = {"q": Q, "k": KV, "v": KV, "out": Q, "lse": (1, 4, 4)}[name]
+    return lambda xp: qkv(xp) | {name: zeros(xp, shape, dtype)}
+
+
+def shaped(name: str, shape: tuple[int, ...], layout: str = "BSHD") -> Callable[[Any], dict[str, Any]]:
+    """A good call but for the shape of one array."""
+    dtype = np.float32 if name == "lse" else np.float16
+    return lambda xp: qkv(xp) | {name: zeros(xp, shape, dtype), "layout": layout}
+
+
+def head_dim(d: int) -> Callable[[Any], dict[str, Any]]:
+    return lambda xp: qkv(xp, (1, 4, 4, d), (1, 6, 2, d))
+
+
+def seen_as(name: str, view: Callable[[Any], Any], wide: tuple[int, ...]) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for one array, which is a view of a larger one."""
+    dtype = np.float32 if name == "lse" else np.float16
+    return lambda xp: qkv(xp) | {name: view(zeros(xp, wide, dtype))}
+
+
+def shifted(name: str, offset: int) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for one array that begins `offset` bytes behind an aligned address."""
+    shape, dtype = (KV, np.float16) if name in "kv" else (Q, np.float16) if name != "lse" else ((1, 4, 4), np.float32)
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+
+    def make(xp: Any) -> dict[str, Any]:
+        buffer = zeros(xp, (size + 256,), np.uint8)
+        return qkv(xp) | {name: buffer[offset : offset + size].view(dtype).reshape(shape)}
+
+    return make
+
+
+def strided(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for an array with these strides, inside a large enough buffer."""
+    dtype = np.float32 if name == "lse" else np.float16
+
+    def make(xp: Any) -> dict[str, Any]:
+        view = xp.lib.stride_tricks.as_strided(zeros(xp, (65536,), dtype), shape=shape, strides=strides)
+        return qkv(xp) | {name: view}
+
+    return make
+
+
+def overlapping(output: str, other: str, shift: int = 0) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for an output that begins `shift` elements behind the beginning of another array."""
+
+    def make(xp: Any) -> dict[str, Any]:
+        arguments = qkv(xp)
+        shapes = {"q": Q, "k": KV, "v": KV, "out": Q, "lse": (1, 4, 4)}
+        buffer = zeros(xp, (4096,))
+        arguments[other] = buffer[: math.prod(shapes[other])].reshape(shapes[other])
+        if output == "lse":
+            arguments["lse"] = buffer.view(np.float32)[shift : shift + 16].reshape(shapes["lse"])
+        else:
+            arguments[output] = buffer[shift : shift + math.prod(Q)].reshape(Q)
+        return arguments
+
+    return make
+
+
+def same(output: str, other: str) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for an output that is an input."""
+
+    def make(xp: Any) -> dict[str, Any]:
+        arguments = qkv(xp, Q, Q)
+        return arguments | {output: arguments[other]}
+
+    return make
+
+
+def read_only(name: str) -> Callable[[Any], dict[str, Any]]:
+    def make(xp: Any) -> dict[str, Any]:
+        arguments = shaped(name, Q if name == "out" else (1, 4, 4))(xp)
+        arguments[name].flags.writeable = False
+        return arguments
+
+    return make
+
+
+def on_host(*names: str) -> Callable[[Any], dict[str, Any]]:
+    """A good call but for arrays that are NumPy's."""
+
+    def make(xp: Any) -> dict[str, Any]:
+        host = qkv(np) | {"out": zeros(np, Q), "lse": zeros(np, (1, 4, 4), np.float32)}
+        return qkv(xp) | {name: host[name] for name in names}
+
+    return make
+
+
+class Foreign:
+    """An array of another library, as far as Python can tell."""
+
+    def __init__(self, array: Any) -> None:
+        for name in ("__cuda_array_interface__", "__array_interface__"):
+            if hasattr(array, name):
+                setattr(self, name, getattr(array, name))
+        self.shape, self.dtype, self.strides = array.shape, array.dtype, array.strides
+
+
+def foreign(name: str) -> Callable[[Any], dict[str, Any]]:
+    def make(xp: Any) -> dict[str, Any]:
+        arguments = qkv(xp)
+        return arguments | {name: Foreign(arguments[name])}
+
+    return make
+
+
+ARRAY = r"(numpy|cupy)\.ndarray"
+NOT_AN_ARRAY = r"; it must be a numpy\.ndarray or a cupy\.ndarray"
+MIXED = rf" but q is a {ARRAY}; pass NumPy arrays .* or CuPy arrays .*, not both"
+DTYPE = r"; it must be float16 or ml_dtypes\.bfloat16$"
+AXES = r"; it needs 4: \(batch, seqlen, heads, head_dim\)$"
+SHARES = r"; it must be an array of its own"
+FINITE = r"; it must be finite, and at most 2\.359e\+38$"
+NUMBER = r"; it must be a number or None$"
+LAYOUT = r"; it must be 'BSHD' or 'BHSD'$"
+ALIGNED = r" begins at address 0x[0-9a-f]+; it must be a multiple of {} bytes"
+STRIDE = r"; it must be a multiple of 16 below 2\*\*40"
+NEGATIVE = r".*; negative strides need a copy: cupy"
+DIMS = r"; supported are the multiples of 8 from 8 to 256$"
+
+BAD_CALLS: tuple[BadCall, ...] = (
+    # Types
+    BadCall("q-list", replace(q=[[1.0]]), TypeError, "q is a list" + NOT_AN_ARRAY),
+    BadCall("q-none", replace(q=None), TypeError, "q is a NoneType" + NOT_AN_ARRAY),
+    BadCall("q-float", replace(q=1.0), TypeError, "q is a float" + NOT_AN_ARRAY),
+    BadCall("q-scalar", replace(q=np.float16(1)), TypeError, r"q is a numpy\.float16" + NOT_AN_ARRAY),
+    BadCall("q-str", replace(q="q"), TypeError, "q is a str" + NOT_AN_ARRAY),
+    BadCall("q-foreign", foreign("q"), TypeError, r"q is a \w+\.Foreign" + NOT_AN_ARRAY + r" \(cupy\.from_dlpack"),
+    BadCall("k-list", replace(k=[1.0]), TypeError, "k is a list" + MIXED),
+    BadCall("k-none", replace(k=None), TypeError, "k is a NoneType" + MIXED),
+    BadCall("k-foreign", foreign("k"), TypeError, r"k is a \w+\.Foreign" + MIXED),
+    BadCall("v-none", replace(v=None), TypeError, "v is a NoneType" + MIXED),
+    BadCall("v-int", replace(v=7), TypeError, "v is a int" + MIXED),
+    BadCall("v-bytes", replace(v=b"v"), TypeError, "v is a bytes" + MIXED),
+    BadCall("out-list", replace(out=[]), TypeError, "out is a list" + MIXED),
+    BadCall("out-true", replace(out=True), TypeError, "out is a bool" + MIXED),
+    BadCall("lse-tuple", replace(lse=()), TypeError, "lse is a tuple" + MIXED),
+    BadCall("lse-true", replace(lse=True), TypeError, "lse is a bool" + MIXED),
+    BadCall("k-on-host", on_host("k"), TypeError, r"k is a numpy\.ndarray but q is a cupy\.ndarray", Where.CUPY),
+    BadCall("v-on-host", on_host("v"), TypeError, r"v is a numpy\.ndarray but q is a cupy\.ndarray", Where.CUPY),
+    BadCall("q-on-host", on_host("q"), TypeError, r"k is a cupy\.ndarray but q is a numpy\.ndarray", Where.CUPY),
+    BadCall("out-on-host", on_host("out"), TypeError, r"out is a numpy\.ndarray but q is a cupy", Where.CUPY),
+    BadCall("lse-on-host", on_host("lse"), TypeError, r"lse is a numpy\.ndarray but q is a cupy", Where.CUPY),
+    BadCall(
+        "qkv-on-host",
+        lambda xp: qkv(np) | {"out": zeros(xp, Q)},
+        TypeError,
+        r"out is a cupy\.ndarray but q is a numpy",
+        Where.CUPY,
+    ),
+    # Dtypes
+    BadCall("float32", lambda xp: qkv(xp, dtype=np.float32), TypeError, "q has dtype float32" + DTYPE),
+    BadCall("float64", lambda xp: qkv(xp, dtype=np.float64), TypeError, "q has dtype float64" + DTYPE),
+    BadCall("int8", lambda xp: qkv(xp, dtype=np.int8), TypeError, "q has dtype int8" + DTYPE),
+    BadCall("uint16", lambda xp: qkv(xp, dtype=np.uint16), TypeError, "q has dtype uint16" + DTYPE),
+    BadCall("complex64", lambda xp: qkv(xp, dtype=np.complex64), TypeError, "q has dtype complex64" + DTYPE),
+    BadCall("bool", lambda xp: qkv(xp, dtype=np.bool_), TypeError, "q has dtype bool" + DTYPE),
+    BadCall("q-bfloat16", retyped("q", BF16), TypeError, "k has dtype float16 but q has bfloat16; they must be equal"),
+    BadCall("k-bfloat16", retyped("k", BF16), TypeError, "k has dtype bfloat16 but q has float16; they must be equal"),
+    BadCall("v-bfloat16", retyped("v", BF16), TypeError, "v has dtype bfloat16 but q has float16; they must be equal"),
+    BadCall("k-float32", retyped("k", np.float32), TypeError, "k has dtype float32" + DTYPE),
+    BadCall("v-int32", retyped("v", np.int32), TypeError, "v has dtype int32" + DTYPE),
+    BadCall("out-float32", retyped("out", np.float32), TypeError, "out has dtype float32; it must be float16$"),
+    BadCall("out-bfloat16", retyped("out", BF16), TypeError, "out has dtype bfloat16; it must be float16$"),
+    BadCall("lse-float16", retyped("lse", np.float16), TypeError, "lse has dtype float16; it must be float32$"),
+    BadCall("lse-float64", retyped("lse", np.float64), TypeError, "lse has dtype float64; it must be float32$"),
+    # Ranks
+    BadCall("q-0d", shaped("q", ()), ValueError, r"q has 0 axes, shape \(\)" + AXES),
+    BadCall("q-1d", shaped("q", (16,)), ValueError, r"q has 1 axes, shape \(16,\)" + AXES),
+    BadCall("q-2d", shaped("q", (4, 16)), ValueError, r"q has 2 axes, shape \(4, 16\)" + AXES),
+    BadCall("q-3d", shaped("q", (4, 4, 16)), ValueError, r"q has 3 axes, shape \(4, 4, 16\)" + AXES),
+    BadCall("q-5d", shaped("q", (1, *Q)), ValueError, r"q has 5 axes, shape \(1, 1, 4, 4, 16\)" + AXES),
+    BadCall("k-3d", shaped("k", (6, 2, 16)), ValueError, r"k has 3 axes, shape \(6, 2, 16\)" + AXES),
+    BadCall("v-5d", shaped("v", (*KV, 1)), ValueError, r"v has 5 axes, shape \(1, 6, 2, 16, 1\)" + AXES),
+    BadCall(
+        "k-3d-bhsd",
+        shaped("k", (2, 6, 16), "BHSD"),
+        ValueError,
+        r"k has 3 axes.*4: \(batch, heads, seqlen, head_dim\)$",
+    ),
+    # Shapes
+    BadCall("k-batch", shaped("k", (2, 6, 2, 16)), ValueError, "k has batch 2 but q has 1; they must be equal$"),
+    BadCall("v-batch", shaped("v", (3, 6, 2, 16)), ValueError, "v has batch 3 but q has 1; they must be equal$"),
+    BadCall("k-no-batch", shaped("k", (0, 6, 2, 16)), ValueError, "k has batch 0 but q has 1; they must be equal$"),
+    BadCall(
+        "k-head-dim", shaped("k", (1, 6, 2, 24)), ValueError, "k has head_dim 24 but q has 16; they must be equal$"
+    ),
+    BadCall("v-head-dim", shaped("v", (1, 6, 2, 8)), ValueError, "v has head_dim 8 but q has 16; they must be equal$"),
+    BadCall("v-seqlen", shaped("v", (1, 7, 2, 16)), ValueError, "v has seqlen 7 but k has 6; they must be equal$"),
+    BadCall("v-heads", shaped("v", (1, 6, 4, 16)), ValueError, "v has 4 heads but k has 2; they must be equal$"),
+    BadCall("k-one-head", shaped("k", (1, 6, 1, 16)), ValueError, "v has 2 heads but k has 1; they must be equal$"),
+    BadCall(
+        "heads-3-by-2",
+        shaped("q", (1, 4, 3, 16)),
+        ValueError,
+        "q has 3 heads and k has 2; the heads of q must be a multiple of those of k$",
+    ),
+    BadCall("heads-1-by-2", shaped("q", (1, 4, 1, 16)), ValueError, "q has 1 heads and k has 2; .* must be a multiple"),
+    BadCall("heads-4-by-0", lambda xp: qkv(xp, Q, (1, 6, 0, 16)), ValueError, "q has 4 heads and k has 0; .* must be"),
+    BadCall("heads-4-by-8", lambda xp: qkv(xp, Q, (1, 6, 8, 16)), ValueError, "q has 4 heads and k has 8; .* must be"),
+    BadCall(
+        "heads-bhsd",  # BSHD arrays under the other name of their axes: 4 "heads" by 6
+        replace(layout="BHSD"),
+        ValueError,
+        "q has 4 heads and k has 6; the heads of q must be a multiple of those of k$",
+    ),
+    *(
+        BadCall(f"head-dim-{d}", head_dim(d), UnsupportedError, f"q has head_dim {d}" + DIMS)
+        for d in (0, 1, 4, 12, 100, 257, 264, 512)
+    ),
+    # Outputs
+    BadCall(
+        "out-seqlen", shaped("out", (1, 5, 4, 16)), ValueError, r"out has shape \(1, 5, 4, 16\); .* \(1, 4, 4, 16\)$"
+    ),
+    BadCall(
+        "out-batch", shaped("out", (2, 4, 4, 16)), ValueError, r"out has shape \(2, .*; it must have the shape of q"
+    ),
+    BadCall(
+        "out-3d", shaped("out", (4, 4, 16)), ValueError, r"out has shape \(4, 4, 16\); it must have the shape of q"
+    ),
+    BadCall("out-like-k", shaped("out", KV), ValueError, r"out has shape \(1, 6, 2, 16\); it must have the shape of q"),
+    BadCall(
+        "out-empty", shaped("out", (0, 4, 4, 16)), ValueError, r"out has shape \(0, .*; it must have the shape of q"
+    ),
+    BadCall(
+        "out-bshd-of-bhsd",
+        lambda xp: qkv(xp, (1, 4, 3, 16), (1, 2, 6, 16)) | {"out": zeros(xp, (1, 3, 4, 16)), "layout": "BHSD"},
+        ValueError,
+        r"out has shape \(1, 3, 4, 16\); it must have the shape of q, \(1, 4, 3, 16\)$",
+    ),
+    BadCall(
+        "lse-2d",
+        shaped("lse", (4, 4)),
+        ValueError,
+        r"lse has shape \(4, 4\); .*\(batch, heads_q, seqlen_q\), \(1, 4, 4\)",
+    ),
+    BadCall(
+        "lse-4d",
+        shaped("lse", (1, 4, 4, 1)),
+        ValueError,
+        r"lse has shape \(1, 4, 4, 1\); .*\(batch, heads_q, seqlen_q\)",
+    ),
+    BadCall("lse-batch", shaped("lse", (2, 4, 4)), ValueError, r"lse has shape \(2, 4, 4\); .*\(1, 4, 4\)$"),
+    BadCall(
+        "lse-bsh",
+        lambda xp: qkv(xp, (1, 5, 4, 16)) | {"lse": zeros(xp, (1, 5, 4), np.float32)},
+        ValueError,
+        r"lse has shape \(1, 5, 4\); it must have \(batch, heads_q, seqlen_q\), \(1, 4, 5\)$",
+    ),
+    BadCall(
+        "out-broadcast",
+        strided("out", Q, (512, 0, 32, 2)),
+        ValueError,
+        "out has strides .*; its elements must not overlap",
+    ),
+    BadCall(
+        "out-windows",
+        strided("out", Q, (512, 32, 32, 2)),
+        ValueError,
+        "out has strides .*; its elements must not overlap",
+    ),
+    BadCall(
+        "out-half",
+        strided("out", Q, (512, 128, 16, 2)),
+        ValueError,
+        "out has strides .*; its elements must not overlap",
+    ),
+    BadCall("lse-broadcast", strided("lse", (1, 4, 4), (64, 0, 4)), ValueError, "lse has strides .* must not overlap"),
+    BadCall("lse-one-row", strided("lse", (1, 4, 4), (0, 16, 0)), ValueError, "lse has strides .* must not overlap"),
+    BadCall("out-is-q", same("out", "q"), ValueError, "out shares memory with q" + SHARES),
+    BadCall("out-is-k", same("out", "k"), ValueError, "out shares memory with k" + SHARES),
+    BadCall("out-is-v", same("out", "v"), ValueError, "out shares memory with v" + SHARES),
+    BadCall("out-in-q", overlapping("out", "q", 128), ValueError, "out shares memory with q" + SHARES),
+    BadCall("out-in-k", overlapping("out", "k", 184), ValueError, "out shares memory with k" + SHARES),
+    BadCall("out-in-v", overlapping("out", "v", 8), ValueError, "out shares memory with v" + SHARES),
+    BadCall("lse-in-q", overlapping("lse", "q", 4), ValueError, "lse shares memory with q" + SHARES),
+    BadCall("lse-in-k", overlapping("lse", "k", 92), ValueError, "lse shares memory with k" + SHARES),
+    BadCall("lse-in-v", overlapping("lse", "v"), ValueError, "lse shares memory with v" + SHARES),
+    BadCall("lse-in-out", overlapping("lse", "out", 16), ValueError, "lse shares memory with out" + SHARES),
+    BadCall("out-read-only", read_only("out"), ValueError, "out is read-only; it must be writable$", Where.NUMPY),
+    BadCall("lse-read-only", read_only("lse"), ValueError, "lse is read-only; it must be writable$", Where.NUMPY),
+    # Options
+    BadCall("scale-nan", replace(softmax_scale=math.nan), ValueError, "softmax_scale is nan" + FINITE),
+    BadCall("scale-inf", replace(softmax_scale=math.inf), ValueError, "softmax_scale is inf" + FINITE),
+    BadCall("scale-minus-inf", replace(softmax_scale=-math.inf), ValueError, "softmax_scale is -inf" + FINITE),
+    BadCall("scale-1e39", replace(softmax_scale=1e39), ValueError, r"softmax_scale is 1e\+39" + FINITE),
+    BadCall("scale-minus-1e39", replace(softmax_scale=-(10**39)), ValueError, r"softmax_scale is -1e\+39" + FINITE),
+    BadCall("scale-beyond-float", replace(softmax_scale=10**400), ValueError, "softmax_scale is inf" + FINITE),
+    BadCall("scale-numpy-nan", replace(softmax_scale=np.float32(np.nan)), ValueError, "softmax_scale is nan" + FINITE),
+    BadCall("scale-str", replace(softmax_scale="0.1"), TypeError, "softmax_scale is a str" + NUMBER),
+    BadCall("scale-list", replace(softmax_scale=[0.1]), TypeError, "softmax_scale is a list" + NUMBER),
+    BadCall("scale-complex", replace(softmax_scale=1j), TypeError, "softmax_scale is a complex" + NUMBER),
+    BadCall(
+        "scale-array",
+        lambda xp: qkv(xp) | {"softmax_scale": zeros(xp, (1,), np.float32)},
+        TypeError,
+        rf"softmax_scale is a {ARRAY}" + NUMBER,
+    ),
+    BadCall("causal-int", replace(causal=1), TypeError, "causal is 1; it must be True or False$"),
+    BadCall("causal-none", replace(causal=None), TypeError, "causal is None; it must be True or False$"),
+    BadCall("causal-str", replace(causal="yes"), TypeError, "causal is 'yes'; it must be True or False$"),
+    BadCall("layout-lower", replace(layout="bshd"), ValueError, "layout is 'bshd'" + LAYOUT),
+    BadCall("layout-sbhd", replace(layout="SBHD"), ValueError, "layout is 'SBHD'" + LAYOUT),
+    BadCall("layout-none", replace(layout=None), ValueError, "layout is None" + LAYOUT),
+    BadCall("layout-int", replace(layout=3), ValueError, "layout is 3" + LAYOUT),
+    BadCall("layout-list", replace(layout=["BSHD"]), ValueError, r"layout is \['BSHD'\]" + LAYOUT),
+    BadCall("config-int", replace(config=3), TypeError, "config is 3; it must be a mapping"),
+    BadCall(
+        "config-unknown",
+        replace(config={"tile": 64}),
+        ValueError,
+        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, overlap, pingpong",
+    ),
+    BadCall(
+        "config-head-dim",
+        replace(config={"head_dim": 128}),
+        ValueError,
+        "config has the field 'head_dim'",
+    ),
+    BadCall("config-causal", replace(config={"causal": True}), ValueError, "config has the field 'causal'"),
+    BadCall(
+        "config-tile-str",
+        replace(config={"tile_n": "128"}),
+        TypeError,
+        r"config\['tile_n'\] is '128'; it must be of type int$",
+    ),
+    BadCall(
+        "config-stages-float",
+        replace(config={"stages": 2.0}),
+        TypeError,
+        r"config\['stages'\] is 2\.0; it must be of type int$",
+    ),
+    BadCall(
+        "config-pingpong-int",
+        replace(config={"pingpong": 1}),
+        TypeError,
+        r"config\['pingpong'\] is 1; it must be of type bool$",
+    ),
+    BadCall(
+        "config-scheduler",
+        replace(config={"scheduler": "fast"}),
+        TypeError,
+        r"config\['scheduler'\] is 'fast'; it must be of type Scheduler, one of \['one_tile', 'persistent'\]$",
+    ),
+    BadCall("scale-bool", replace(softmax_scale=True), TypeError, "softmax_scale is a bool" + NUMBER),
+    BadCall("return-lse-str", replace(return_lse="no"), TypeError, "return_lse is 'no'; it must be True or False$"),
+    BadCall("return-lse-int", replace(return_lse=1), TypeError, "return_lse is 1; it must be True or False$"),
+    # Memory
+    BadCall("q-address", shifted("q", 2), ValueError, "q" + ALIGNED.format(16), Where.GPU_RULES),
+    BadCall("k-address", shifted("k", 8), ValueError, "k" + ALIGNED.format(16), Where.GPU_RULES),
+    BadCall("v-address", shifted("v", 4), ValueError, "v" + ALIGNED.format(16), Where.GPU_RULES),
+    BadCall("out-address", shifted("out", 2), ValueError, "out" + ALIGNED.format(16), Where.GPU_RULES),
+    BadCall("lse-address", shifted("lse", 2), ValueError, "lse" + ALIGNED.format(4), Where.GPU_RULES),
+    BadCall(
+        "q-heads-stride",
+        seen_as("q", lambda x: x[..., :16], (1, 4, 4, 20)),
+        ValueError,
+        "q has stride 40 bytes on its heads axis" + STRIDE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "k-seqlen-stride",
+        strided("k", KV, (512, 68, 32, 2)),
+        ValueError,
+        "k has stride 68 bytes on its seqlen axis" + STRIDE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "v-batch-stride",
+        lambda xp: (
+            qkv(xp, (2, 4, 4, 16), (2, 6, 2, 16))
+            | {"v": xp.lib.stride_tricks.as_strided(zeros(xp, (999,)), shape=(2, 6, 2, 16), strides=(390, 64, 32, 2))}
+        ),
+        ValueError,
+        "v has stride 390 bytes on its batch axis" + STRIDE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "out-heads-stride",
+        seen_as("out", lambda x: x[..., :16], (1, 4, 4, 20)),
+        ValueError,
+        "out has stride 40 bytes on its heads axis" + STRIDE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "q-last-axis",
+        seen_as("q", lambda x: x[..., ::2], (1, 4, 4, 32)),
+        ValueError,
+        r"q has stride 4 bytes on its last axis \(head_dim\); it must be contiguous there, 2 bytes$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "k-last-axis",
+        seen_as("k", lambda x: x.swapaxes(1, 3), (1, 16, 2, 6)),
+        ValueError,
+        "k has stride 24 bytes on its last axis",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "v-last-axis-broadcast",
+        strided("v", KV, (512, 64, 32, 0)),
+        ValueError,
+        "v has stride 0 bytes on its last axis",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "out-last-axis",
+        seen_as("out", lambda x: x.swapaxes(1, 3), (1, 16, 4, 4)),
+        ValueError,
+        "out has stride 32 bytes on its last axis",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "q-reversed-rows",
+        seen_as("q", lambda x: x[:, ::-1], Q),
+        ValueError,
+        "q has stride -128 bytes on its seqlen axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "k-reversed-heads",
+        seen_as("k", lambda x: x[:, :, ::-1], KV),
+        ValueError,
+        "k has stride -32 bytes on its heads axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "v-reversed-columns",
+        seen_as("v", lambda x: x[..., ::-1], KV),
+        ValueError,
+        "v has stride -2 bytes on its head_dim axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "out-reversed-rows",
+        seen_as("out", lambda x: x[:, ::-1], Q),
+        ValueError,
+        "out has stride -128 bytes on its seqlen axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "lse-reversed-rows",
+        seen_as("lse", lambda x: x[..., ::-1], (1, 4, 4)),
+        ValueError,
+        "lse has stride -4 bytes on its seqlen axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+)

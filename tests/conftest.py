@@ -1,0 +1,46 @@
+"""Markers: everything below tests/gpu runs only where there is a CUDA device."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Why GPU tests cannot run here; None where they can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported: {error}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None if count else "no CUDA device"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; given to everything below tests/gpu")
+    if config.getoption("--require-gpu") and (reason := why_no_gpu()):
+        raise pytest.UsageError(f"--require-gpu: {reason}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(GPU_TESTS):
+            item.add_marker("gpu")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
+        pytest.skip(reason)

@@ -1,0 +1,249 @@
+"""The online recurrence against the dense reference, under the project's tolerance."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupyfa.oracles import dense, online
+from cupyfa.oracles.online import OnlineSoftmax
+from cupyfa.testing import (
+    CASES,
+    Case,
+    as_bshd,
+    assert_close,
+    assert_lse_close,
+    guarded_empty,
+    random_array,
+    score_magnitude,
+)
+
+DTYPES = [np.float16, ml_dtypes.bfloat16]
+
+
+def check(q, k, v, *, context=None, tile_m=128, tile_n=128, **options):
+    """Run the recurrence into guarded, poisoned, strided results and compare them with the dense oracles."""
+    reference, reference_lse = dense.attention(q, k, v, **options)
+    yardstick, _ = dense.same_precision(q, k, v, **options)
+    out = guarded_empty(reference.shape, q.dtype)
+    lse = guarded_empty(reference_lse.shape, np.float32)
+    got = online.attention(q, k, v, out=out.array, lse=lse.array, tile_m=tile_m, tile_n=tile_n, **options)
+    assert got[0] is out.array
+    assert got[1] is lse.array
+    out.check("out")
+    lse.check("lse")
+    assert_close(out.array, reference, yardstick, context=context)
+    magnitude = score_magnitude(q, k, options.get("softmax_scale"))
+    assert_lse_close(lse.array, reference_lse, score_magnitude=magnitude, context=context)
+    return out.array, lse.array
+
+
+def inputs(shape_q, shape_k, dtype, seed=0, amplitude=1.0):
+    q, k = (random_array(s, dtype, seed + n, amplitude=amplitude) for n, s in enumerate((shape_q, shape_k)))
+    return q, k, random_array(shape_k, dtype, seed + 2)
+
+
+def sample():
+    """Every third case and the first of each group, without large ones: the whole table is there for kernels."""
+    for n, case in enumerate(CASES):
+        first = n == 0 or case.group != CASES[n - 1].group
+        if first or (n % 3 == 0 and case.batch * case.heads_q * case.seqlen_q * case.seqlen_k < 10_000_000):
+            yield case
+
+
+SAMPLE = list(sample())
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.id)
+def test_case_table(case: Case):
+    q, k, v = (as_bshd(x, case.layout) for x in case.make_inputs())
+    check(q, k, v, context=case, **case.options)
+
+
+def test_sample_has_every_group():
+    assert {case.group for case in SAMPLE} == {case.group for case in CASES}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("tile_m", "tile_n"), [(1, 1), (16, 8), (64, 176), (128, 80), (192, 128), (1000, 1000), (7, 13)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tile_sizes(dtype, tile_m, tile_n, causal):
+    q, k, v = inputs((2, 61, 4, 32), (2, 97, 2, 32), dtype)
+    check(q, k, v, causal=causal, tile_m=tile_m, tile_n=tile_n)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, -1.0, -0.125, 1e-30, 3.0])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scales(dtype, causal, scale):
+    q, k, v = inputs((1, 40, 2, 16), (1, 33, 1, 16), dtype)
+    out, lse = check(q, k, v, softmax_scale=scale, causal=causal, tile_m=16, tile_n=16)
+    if scale == 0:
+        seen = (np.arange(40) - 6).clip(0) if causal else np.full(40, 33)
+        with np.errstate(divide="ignore"):
+            np.testing.assert_allclose(lse[0, 1], np.log(seen), rtol=1e-6)
+        assert (out[0, :7] == 0).all() == causal
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(5, 2), (300, 1), (130, 0), (64, 32), (200, 72)])
+def test_rows_without_keys(seqlen_q, seqlen_k, dtype):
+    q, k, v = inputs((2, seqlen_q, 2, 16), (2, seqlen_k, 1, 16), dtype)
+    out, lse = check(q, k, v, causal=True, tile_m=16, tile_n=16)
+    blind = seqlen_q - seqlen_k
+    assert (out[:, :blind] == 0).all()
+    assert np.isneginf(lse[:, :, :blind]).all()
+    assert np.isfinite(lse[:, :, blind:]).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 8), (2, 0, 2, 8), (1, 3, 0, 8)])
+def test_empty_results(shape):
+    x = np.zeros(shape, np.float16)
+    out, lse = online.attention(x, x, x)
+    assert out.shape == shape
+    assert lse.shape == (shape[0], shape[2], shape[1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_huge_scores(dtype, causal):
+    q, k, v = inputs((1, 70, 2, 32), (1, 90, 2, 32), dtype, amplitude=60.0)
+    _, lse = check(q, k, v, causal=causal, tile_m=32, tile_n=16)
+    assert np.abs(lse[np.isfinite(lse)]).max() > 5e3
+
+
+def test_maximum_may_stay_far_below_zero():
+    # A maximum that starts at 0 instead of -inf would underflow every weight.
+    q, k = np.full((1, 3, 1, 16), 4, np.float16), np.full((1, 40, 1, 16), -40, np.float16)
+    v = random_array((1, 40, 1, 16), np.float16, 3)
+    _, lse = check(q, k, v, causal=True, tile_m=2, tile_n=8)
+    assert lse.max() < -600
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_special_values_reach_exactly_the_rows_that_see_them(where, special, causal):
+    q, k, v = inputs((1, 40, 2, 16), (1, 40, 2, 16), ml_dtypes.bfloat16)
+    clean, clean_lse = online.attention(q, k, v, causal=causal, tile_m=16, tile_n=8)
+    {"q": q, "k": k, "v": v}[where][0, 21, 1, 5] = special
+    out, lse = check(q, k, v, causal=causal, tile_m=16, tile_n=8)  # compares the NaN and Inf patterns
+    rows = np.arange(40)
+    touched = rows == 21 if where == "q" else (rows >= 21 if causal else rows >= 0)
+    np.testing.assert_array_equal(out[0, :, 0], clean[0, :, 0])
+    np.testing.assert_array_equal(out[0, ~touched, 1], clean[0, ~touched, 1])
+    np.testing.assert_array_equal(lse[0, 1, ~touched], clean_lse[0, 1, ~touched])
+    # An infinite q or k leaves a row finite where all of its scores are -inf, or where the infinite key has weight 0.
+    changed = (out[0, :, 1].astype(np.float32) != clean[0, :, 1].astype(np.float32)).any(axis=1)
+    assert changed[touched].mean() > 0.4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_writes_into_any_strides(dtype):
+    q, k, v = inputs((2, 37, 4, 16), (2, 50, 2, 16), dtype)
+    expected, expected_lse = online.attention(q, k, v)
+    for make in (
+        lambda shape, kind: np.full(shape[::-1], 7, kind).transpose(range(len(shape))[::-1]),
+        lambda shape, kind: np.full([2 * n for n in shape], 7, kind)[tuple(slice(None, None, 2) for _ in shape)],
+    ):
+        out, lse = make(expected.shape, dtype), make(expected_lse.shape, np.float32)
+        got, got_lse = online.attention(q, k, v, out=out, lse=lse)
+        assert got is out
+        assert got_lse is lse
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(lse, expected_lse)
+        if out.base.size > 2 * out.size:
+            assert (out.base[1::2] == 7).all()  # nothing beside the view was touched
+
+
+def test_reads_any_strides():
+    q, k, v = inputs((2, 37, 4, 16), (2, 50, 2, 16), np.float16)
+    expected, expected_lse = online.attention(q, k, v)
+    turned = [x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in (q, k, v)]
+    assert not turned[0].flags.c_contiguous
+    out, lse = online.attention(*turned)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize("bad", ["shape", "dtype", "lse"])
+def test_wrong_results_are_refused(bad):
+    x = np.zeros((1, 4, 1, 8), np.float16)
+    options = {
+        "shape": {"out": np.empty((1, 4, 1, 16), np.float16)},
+        "dtype": {"out": np.empty((1, 4, 1, 8), np.float32)},
+        "lse": {"lse": np.empty((1, 1, 4), np.float64)},
+    }[bad]
+    with pytest.raises(ValueError, match=f"attention: {next(iter(options))} is .* it must be"):
+        online.attention(x, x, x, **options)
+
+
+def test_groups_of_heads_do_not_mix(monkeypatch):
+    q, k, v = inputs((5, 9, 6, 8), (5, 20, 3, 8), np.float16)
+    together = online.attention(q, k, v, causal=True, tile_m=4, tile_n=8)
+    monkeypatch.setattr(online, "_STEP_BUDGET", 1)
+    for b in range(5):
+        for h in range(6):
+            alone = online.attention(
+                q[b : b + 1, :, h : h + 1], k[b : b + 1, :, h // 2 : h // 2 + 1], v[b : b + 1, :, h // 2 : h // 2 + 1],
+                causal=True, tile_m=4, tile_n=8,
+            )  # fmt: skip
+            np.testing.assert_allclose(
+                alone[0][0, :, 0].astype(np.float32), together[0][b, :, h].astype(np.float32), rtol=2e-3, atol=1e-6
+            )
+            np.testing.assert_allclose(alone[1][0, 0], together[1][b, h], rtol=1e-6, atol=1e-6)
+
+
+def test_softmax_does_not_depend_on_how_scores_arrive():
+    scores = random_array((5, 64), np.float32, 1, amplitude=9.0)
+    scores[2] = -np.inf
+    scores[3, :40] = -np.inf  # whole blocks without a key, on either side of one that has some
+    scores[4, 20:] = -np.inf
+    P = np.exp2(scores.astype(np.float64) - np.where(np.isneginf(scores), 0, scores).max(axis=-1, keepdims=True))
+    with np.errstate(divide="ignore"):
+        expected = (np.log2(np.exp2(scores.astype(np.float64)).sum(axis=-1))) * math.log(2)
+        for width in (1, 8, 20, 64):
+            softmax = OnlineSoftmax((5,))
+            O = np.zeros((5, 1), np.float32)
+            for begin in reversed(range(0, 64, width)):
+                p, shrink = softmax.update(scores[:, begin : begin + width])
+                assert ((shrink >= 0) & (shrink <= 1)).all()
+                O = O * shrink + p.sum(axis=-1, keepdims=True)
+            inverse_sum, lse = softmax.finish()
+            np.testing.assert_allclose(lse, expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(O * inverse_sum, [[1], [1], [0], [1], [1]], rtol=1e-6)
+            np.testing.assert_array_equal(softmax.m[:, 0], scores.max(axis=-1))
+    assert P.max() == 1
+
+
+def test_blocks_are_visited_from_the_last_to_the_first(monkeypatch):
+    seen = []
+    update = OnlineSoftmax.update
+
+    def spy(self, scores):
+        seen.append(float(scores[0, 0, 0]))
+        return update(self, scores)
+
+    monkeypatch.setattr(OnlineSoftmax, "update", spy)
+    q, k = np.zeros((1, 1, 1, 8), np.float16), np.zeros((1, 40, 1, 8), np.float16)
+    q[..., 0], k[0, :, 0, 0] = 1, np.arange(40)
+    online.attention(q, k, k, softmax_scale=math.log(2), tile_n=16)
+    np.testing.assert_allclose(seen, [32, 16, 0], rtol=1e-6)
+
+
+def test_p_is_rounded_to_the_input_type():
+    assert float(online.round_to(np.float32([1 + 2**-9]), ml_dtypes.bfloat16)[0]) == 1.0
+    assert float(online.round_to(np.float32([1 + 3 * 2**-9]), ml_dtypes.bfloat16)[0]) == 1 + 2**-7
+    assert float(online.round_to(np.float32([1 + 2**-9]), np.float16)[0]) == 1 + 2**-9
+    # Key 0 has weight 1, key 1 has weight w; the output shows whether w was rounded to bfloat16 before the product.
+    q, k, v = (np.zeros((1, n, 1, 8), ml_dtypes.bfloat16) for n in (1, 2, 2))
+    q[..., 0], k[0, 1, 0, 0], v[0, 1] = 1, -1, 256
+    w = np.exp2(-np.float32(math.log(2) / 3 * math.log2(math.e)))
+    rounded = np.float32(w.astype(ml_dtypes.bfloat16))
+    out, _ = online.attention(q, k, v, softmax_scale=math.log(2) / 3)
+    rounded_out, exact_out = (np.float32(256 * x / (1 + w)).astype(ml_dtypes.bfloat16) for x in (rounded, w))
+    assert rounded_out != exact_out
+    assert out[0, 0, 0, 0] == rounded_out

@@ -1,0 +1,345 @@
+"""What the compiler makes of every candidate, without a GPU: no spills, no serialised WGMMA, the right registers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nvrtc_tools import compile_ptx, import_nvrtc
+from problems import make_problem
+from test_spec import SPEC
+
+import cupyfa  # registers bfloat16 with NumPy, through ml_dtypes
+from cupyfa import compiler
+from cupyfa._launch import unpack_traits
+from cupyfa.compiler import CUPY_OPTIONS, Compiled, PtxasReport, check_versions, compile_offline, first_error, options
+from cupyfa.select import CANDIDATES, Candidate
+from cupyfa.sources import amalgamate
+from cupyfa.spec import DType, FwdSpec, Scheduler
+
+SHARED_BYTES = 227 * 1024
+REGISTERS = 65_536
+
+
+def spec_of(row: Candidate, *, dtype: DType, causal: bool, negate_scores: bool = False, **config: Any) -> FwdSpec:
+    problem = make_problem(
+        head_dim=row.head_dim,
+        seqlen_q=1,
+        dtype=np.dtype(dtype.value),
+        causal=causal,
+        scale=-1.0 if negate_scores else 1.0,
+    )
+    return dataclasses.replace(row.spec(problem), **config)
+
+
+def suits(row: Candidate, causal: bool) -> bool:
+    return row.objection(make_problem(head_dim=row.head_dim, seqlen_q=1, causal=causal)) is None
+
+
+TABLE = [
+    spec_of(row, dtype=dtype, causal=causal, negate_scores=negate)
+    for row, dtype, causal, negate in itertools.product(CANDIDATES, DType, (False, True), (False, True))
+    if suits(row, causal)
+]
+SWITCHES: list[dict[str, Any]] = [
+    {"overlap": False},
+    {"pingpong": False},
+    {"scheduler": Scheduler.ONE_TILE},
+    {"tile_m": 64, "setmaxnreg": False, "pingpong": False},
+]
+SWITCHED = [
+    spec_of(row, dtype=DType.BFLOAT16, causal=suits(row, True), **switch)
+    for row, switch in itertools.product(CANDIDATES, SWITCHES)
+]
+SPECS = list(dict.fromkeys([*TABLE, *SWITCHED]))
+
+
+@functools.cache
+def compiled(spec: FwdSpec) -> Compiled:
+    """Each spec is compiled once in a session."""
+    import_nvrtc()
+    return compile_offline(spec)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_kernel_compiles_clean(spec: FwdSpec) -> None:
+    kernel = compiled(spec)
+    report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
+    assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
+    assert re.findall(r"C7\d\d\d", report.text) == []
+    threads = traits["threads"]
+    assert threads == 128 * (1 + spec.tile_m // 64)
+    assert report.registers <= min(255, REGISTERS // threads // 8 * 8)
+    if spec.setmaxnreg:
+        producer, consumer = traits["producer_registers"], traits["consumer_registers"]
+        assert 24 <= producer < report.registers < consumer <= 240
+        assert producer % 8 == consumer % 8 == 0
+        # More than the launch allocated, and setmaxnreg.inc waits for ever.
+        assert 128 * producer + (threads - 128) * consumer <= report.registers * threads
+    else:
+        assert traits["producer_registers"] == traits["consumer_registers"] == 0
+    assert ("setmaxnreg" in kernel.ptx) == spec.setmaxnreg
+    assert 0 < traits["shared_bytes"] <= SHARED_BYTES
+    assert (traits["tile_m"], traits["tile_n"], traits["cluster_size"]) == (spec.tile_m, spec.tile_n, 1)
+    assert traits["persistent"] == (spec.scheduler is Scheduler.PERSISTENT)
+    assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
+    assert kernel.cubin.startswith(b"\x7fELF")
+    assert kernel.symbol in kernel.ptx
+
+
+def test_symbols_differ() -> None:
+    symbols = [compiled(spec).symbol for spec in TABLE]
+    assert len(set(symbols)) == len(TABLE)
+
+
+def test_negated_scores_are_negated_by_the_tensor_core() -> None:
+    for negate, expected in ((False, {"1"}), (True, {"-1"})):
+        kernel = compiled(spec_of(CANDIDATES[-1], dtype=DType.FLOAT16, causal=False, negate_scores=negate))
+        # wgmma from two descriptors: d, a-desc, b-desc, scale-d, imm-scale-a, imm-scale-b, trans-a, trans-b
+        signs = set(re.findall(r"\}, %rd\d+, %rd\d+, \w+, (-?1), 1, 0, 0;", kernel.ptx))
+        assert signs == expected
+
+
+# --- SASS ---
+
+
+@functools.cache
+def nvdisasm() -> str:
+    """Where the disassembler is, or a skip."""
+    folders = [Path(folder, "nvidia") for folder in (*site.getsitepackages(), site.getusersitepackages())]
+    folders += [Path(folder, "nvidia") for folder in sys.path if folder]
+    found = shutil.which("nvdisasm") or next((str(p) for f in folders for p in f.glob("*/bin/nvdisasm")), None)
+    if found is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    return found
+
+
+def sass(spec: FwdSpec, folder: Path) -> list[str]:
+    """The instructions of a kernel, without addresses and predicates."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled(spec).cubin)
+    done = subprocess.run([nvdisasm(), "-c", str(cubin)], capture_output=True, text=True, check=True)
+    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*(.*?)\s*;", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", CANDIDATES, ids=lambda row: f"d{row.head_dim}-{row.tile_m}x{row.tile_n}")
+def test_softmax_runs_under_the_products(row: Candidate, tmp_path: Path) -> None:
+    head_dim = row.head_dim
+    code = sass(spec_of(row, dtype=DType.BFLOAT16, causal=suits(row, True)), tmp_path)
+    assert not [line for line in code if re.match(r"(LDL|STL)\b", line)]  # no local memory
+    scores, output = f"HGMMA.64x{row.tile_n}x16.F32.BF16", f"HGMMA.64x{head_dim}x16.F32.BF16"
+    # With equal tiles the two products have one name; then both counts are their sum.
+    expected = {scores: 0, output: 0}
+    expected[scores] += 2 * head_dim // 16  # the first block, and the loop's
+    expected[output] += 2 * row.tile_n // 16  # the loop's, and the last block
+    for name, count in expected.items():
+        assert sum(line.startswith(name) for line in code) == count, name
+
+    waits = [i for i, line in enumerate(code) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
+    (one_left,) = (i for i in waits if "0x1" in code[i])  # S_j is there, O in flight
+    none_left = next(i for i in waits if i > one_left)
+    assert "0x0" in code[none_left]
+    between = code[one_left:none_left]
+    exponentials = row.tile_n // 2 + 2  # of a thread: two rows of a quarter of the columns each, and two old maxima
+    assert sum(line.startswith("MUFU.EX2") for line in between) == exponentials
+    assert sum(line.startswith("MUFU.EX2") for line in code) == 2 * exponentials  # the others are the first block's
+    assert not [line for line in between if line.startswith("HGMMA")]
+
+
+def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
+    spec = spec_of(CANDIDATES[-1], dtype=DType.BFLOAT16, causal=True, overlap=False)
+    waits = [line for line in sass(spec, tmp_path) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
+    assert waits
+    assert not [line for line in waits if "0x1" in line]
+
+
+# --- Options ---
+
+
+def test_options() -> None:
+    assert options(SPEC) == ("-std=c++20", "-arch=sm_90a", "--ptxas-options=-v", "-lineinfo")
+
+
+@pytest.mark.parametrize("order", [("-arch=sm_90a", "-arch=sm_90"), ("-arch=sm_90", "-arch=sm_90a")])
+def test_architecture_with_the_a_wins_over_cupys(order: tuple[str, str]) -> None:
+    import_nvrtc()
+    source = 'extern "C" __global__ void f() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }'
+    with_bounds = source.replace("void f", "void __launch_bounds__(384, 1) f")
+    assert ".target sm_90a" in compile_ptx(with_bounds, *order)
+
+
+def test_a_kernel_with_both_architectures_is_the_same() -> None:
+    nvrtc = import_nvrtc()
+    both = (*options(SPEC), *CUPY_OPTIONS, "-arch=sm_90")
+    (_, program) = nvrtc.nvrtcCreateProgram(amalgamate(SPEC.entry).encode(), SPEC.entry.encode(), 0, None, None)
+    for expression in (SPEC.name_expression, "&" + SPEC.traits_expression):
+        nvrtc.nvrtcAddNameExpression(program, expression.encode())
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(both), [flag.encode() for flag in both])
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    ptx = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(program)
+    # Names of objects with internal linkage carry a hash of the options.
+    ours, theirs = (
+        re.sub(r"_fwd_cu_[0-9a-f]{8}_", "", text) for text in (compiled(SPEC).ptx, ptx.decode().rstrip("\0"))
+    )
+    assert ours == theirs
+
+
+# --- Versions ---
+
+
+@pytest.mark.parametrize("version", [(12, 9), (12, 10), (13, 0), (14, 1)])
+@pytest.mark.parametrize("cupy", [None, "14.2.0", "14.2.0rc1", "14.10.0", "15.0.0b1"])
+def test_new_enough(version: tuple[int, int], cupy: str | None) -> None:
+    check_versions(version, cupy)
+
+
+@pytest.mark.parametrize("version", [(12, 8), (12, 0), (11, 8)])
+def test_old_nvrtc_is_refused(version: tuple[int, int]) -> None:
+    message = (
+        rf"^NVRTC {version[0]}\.{version[1]} is too old: .*NVRTC 12\.9 or newer is needed: "
+        r"pip install --upgrade 'cupyfa\[cuda12\]'$"
+    )
+    with pytest.raises(cupyfa.CompileError, match=message):
+        check_versions(version)
+
+
+@pytest.mark.parametrize("version", ["14.1.1", "13.6.0", "14.0.0rc1"])
+def test_old_cupy_is_refused(version: str) -> None:
+    message = (
+        rf"^CuPy {re.escape(version)} is too old: .*14\.2 or newer is needed: pip install --upgrade 'cupyfa\[cuda13\]'"
+    )
+    with pytest.raises(cupyfa.CompileError, match=message):
+        check_versions((13, 0), version)
+
+
+def test_without_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    message = r"^compiling without a GPU needs the cuda-bindings package: pip install 'cupyfa\[compile\]'$"
+    with pytest.raises(cupyfa.CompileError, match=message):
+        compile_offline(SPEC)
+
+
+def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc = import_nvrtc()
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (nvrtc.nvrtcResult.NVRTC_SUCCESS, 12, 8))
+    with pytest.raises(cupyfa.CompileError, match=r"^NVRTC 12\.8 is too old"):
+        compile_offline(SPEC)
+
+
+# --- Errors ---
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"head_dim": 96}, "head_dim is padded to a multiple of 64"),
+        ({"tile_m": 256}, "one to three consumer warpgroups of 64 rows"),
+        ({"tile_n": 120}, "P V takes 16 keys per instruction"),
+        ({"stages": 0}, "a ring needs a slot"),
+        ({"stages": 4}, "tiles and stages exceed the shared memory of a CTA"),
+        ({"tile_m": 64, "setmaxnreg": False}, "taking turns needs two warpgroups"),
+        ({"tile_m": 64, "pingpong": False}, "with one consumer warpgroup"),
+    ],
+    ids=str,
+)
+def test_a_spec_that_cannot_be_is_a_compile_error(change: dict[str, Any], text: str) -> None:
+    import_nvrtc()
+    spec = dataclasses.replace(SPEC, **change)
+    with pytest.raises(cupyfa.CompileError) as caught:
+        compile_offline(spec)
+    headline, *log = str(caught.value).splitlines()
+    assert headline.startswith(f"{spec} does not compile: cuda/")
+    assert "error: " in headline
+    assert any(text in line for line in [headline, *log])
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("a.cu(3): warning: w\n\n  a.cu(4): error: e1\n  a.cu(5): error: e2\n", "a.cu(4): error: e1"),
+        ("nothing to see\nmore\n", "nothing to see"),
+        ("\n \n", "no message"),
+    ],
+)
+def test_first_error(log: str, expected: str) -> None:
+    assert first_error(log) == expected
+
+
+def test_traits_that_are_missing() -> None:
+    with pytest.raises(cupyfa.CompileError, match=r"^the PTX of forward .* has no nothing$"):
+        _ = dataclasses.replace(compiled(SPEC), traits_symbol="nothing").traits_bytes
+
+
+# --- The report must see what it is there for ---
+
+CLEAN = """ptxas info    : 32 bytes gmem
+ptxas info    : Compiling entry function 'f' for 'sm_90a'
+ptxas info    : Function properties for f
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 16 barriers
+"""
+SPILLED = CLEAN.replace(
+    "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill",
+    "48 bytes stack frame, 40 bytes spill stores, 72 bytes spill",
+)
+SERIALISED = (
+    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+    "insufficient register resources for the wgmma pipeline in the function 'f'\n"
+)
+IGNORED = (
+    "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register "
+    "requirements.\n"
+)
+
+
+def test_clean_report() -> None:
+    report = PtxasReport.parse(CLEAN)
+    assert (report.registers, report.spill_bytes, report.stack_bytes, report.advisories) == (168, 0, 0, ())
+    assert report.text == CLEAN
+
+
+def test_spills_are_seen() -> None:
+    report = PtxasReport.parse(SPILLED)
+    assert (report.registers, report.spill_bytes, report.stack_bytes) == (168, 112, 48)
+
+
+@pytest.mark.parametrize(("line", "code"), [(SERIALISED, "C7510"), (IGNORED, "C7508")])
+def test_advisories_are_seen(line: str, code: str) -> None:
+    (advisory,) = PtxasReport.parse(line + CLEAN).advisories
+    assert code in advisory
+    assert PtxasReport.parse(CLEAN + line).advisories == (advisory,)
+
+
+def test_warnings_are_seen() -> None:
+    line = "a.cu(3): warning #177-D: variable declared but never referenced"
+    assert PtxasReport.parse(line + "\n" + CLEAN).advisories == (line,)
+
+
+def test_log_without_a_report() -> None:
+    with pytest.raises(ValueError, match="the compiler's log holds no ptxas report"):
+        PtxasReport.parse("")
+
+
+def test_a_kernel_that_spills_is_seen_by_the_same_path() -> None:
+    # Without setmaxnreg a consumer has the 168 registers of the launch, too few for O, S and P of 64x128.
+    report = compiled(dataclasses.replace(SPEC, setmaxnreg=False)).report
+    assert report.registers <= 168
+    assert report.spill_bytes > 0
+    assert report.stack_bytes > 0
+    assert any("C75" in line for line in report.advisories)
+
+
+def test_minimum_versions_are_the_documented_ones() -> None:
+    assert (compiler.MIN_NVRTC, compiler.MIN_CUPY) == ((12, 9), (14, 2))

@@ -1,0 +1,115 @@
+"""What `explain` says, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from nvrtc_tools import import_nvrtc
+
+import cupyfa
+from cupyfa import explain
+from cupyfa.explain import Rung
+from cupyfa.select import CANDIDATES
+from cupyfa.testing import Case
+
+
+def inputs(**changes: Any) -> tuple[Any, Any, Any]:
+    fields: dict[str, Any] = {"batch": 2, "seqlen_q": 33, "seqlen_k": 50, "heads_q": 4, "heads_kv": 2, "head_dim": 120}
+    return Case("test", **fields | changes).make_inputs()
+
+
+def test_numpy_arrays_run_on_the_cpu() -> None:
+    explanation = explain(*inputs(), causal=True)
+    assert explanation.backend == "numpy"
+    assert explanation.selection is explanation.ptxas is explanation.traits is explanation.rung is None
+    assert str(explanation).splitlines() == [
+        "attention bfloat16: batch 2, seqlen 33 x 50, heads 4/2, head_dim 120, causal",
+        "runs    on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online",
+    ]
+
+
+def test_kernel_of_numpy_arrays_is_compiled_without_a_gpu() -> None:
+    import_nvrtc()
+    explanation = explain(*inputs(), softmax_scale=-1.0, arch="sm_90a")
+    assert explanation.backend == "cuda"
+    assert explanation.rung is Rung.SASS
+    assert explanation.selection is not None
+    assert explanation.selection.spec.negate_scores
+    assert explanation.ptxas is not None
+    assert explanation.traits is not None
+    text = str(explanation)
+    assert f"kernel  {explanation.selection.spec}" in text
+    assert f"registers {explanation.ptxas.registers} at launch" in text
+    assert "spills 0 bytes" in text
+    assert f"shared  {explanation.traits['shared_bytes']} bytes of a CTA" in text
+    assert "rung    SASS: compiled to machine code, not run in this process" in text
+    assert text.count("\nchosen ") == 1
+    assert text.count("\nlost ") == len(CANDIDATES) - 1
+    assert all(verdict.reason in text for verdict in explanation.selection.verdicts)
+    assert "head_dim 120 padded to 128" in text
+
+
+def test_config_is_shown() -> None:
+    import_nvrtc()
+    explanation = explain(*inputs(), config={"overlap": False, "tile_n": 64}, arch="sm_90a")
+    assert "config  {'overlap': False, 'tile_n': 64} over the candidate's fields" in str(explanation)
+    assert explanation.selection is not None
+    assert not explanation.selection.spec.overlap
+    assert explanation.traits is not None
+    assert explanation.traits["tile_n"] == 64
+
+
+def test_registers_that_are_not_moved() -> None:
+    import_nvrtc()
+    config = {"tile_m": 64, "setmaxnreg": False, "pingpong": False}
+    assert "at launch, not moved; spills 0 bytes" in str(explain(*inputs(), config=config, arch="sm_90a"))
+
+
+def test_without_a_compiler_the_selection_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    explanation = explain(*inputs(), arch="sm_90a")
+    assert explanation.rung is Rung.SOURCE
+    assert explanation.ptxas is explanation.traits is None
+    text = str(explanation)
+    assert "rung    source: selected, not compiled here" in text
+    assert "note    compiling without a GPU needs the cuda-bindings package: pip install 'cupyfa[compile]'" in text
+
+
+def test_a_config_that_does_not_compile_is_not_silent() -> None:
+    import_nvrtc()
+    try:
+        text = str(explain(*inputs(), config={"stages": 9}, arch="sm_90a"))
+    except cupyfa.CompileError as error:
+        text = str(error)
+    assert "does not compile" in text
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "", 90])
+def test_bad_arch(arch: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^explain: arch is {arch!r}; it must be 'sm_90a' or None$"):
+        explain(*inputs(), arch=arch)
+
+
+@pytest.mark.parametrize("arch", [None, "sm_90a"])
+def test_bad_arguments_are_refused_as_by_attention(arch: Any) -> None:
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match=r"^attention: v has seqlen 49 but k has 50"):
+        explain(q, k, v[:, 1:], arch=arch)
+    with pytest.raises(ValueError, match=r"^attention: layout is 'x'"):
+        explain(q, k, v, layout="x", arch=arch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^attention: causal is 3"):
+        explain(q, k, v, causal=3, arch=arch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^attention: q has dtype float64"):
+        explain(q.astype(np.float64), k, v, arch=arch)
+    with pytest.raises(TypeError, match=r"^(attention|explain): k is a list"):
+        explain(q, [1], v, arch=arch)
+    with pytest.raises(TypeError, match=r"^(attention|explain): q is a list"):
+        explain([1], k, v, arch=arch)
+
+
+def test_bad_config_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^attention: config has the field 'tile'"):
+        explain(*inputs(), config={"tile": 1}, arch="sm_90a")

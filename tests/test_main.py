@@ -1,0 +1,70 @@
+"""The command line, on the CPU: GPUs are hidden from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import cupyfa
+from cupyfa.select import CANDIDATES
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m cupyfa`` where no GPU is seen, outside the source tree."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "error", "-m", "cupyfa", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=300)
+
+
+def test_info() -> None:
+    done = run("info")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["cupyfa", cupyfa.__version__]
+    assert lines[1].split()[:2] == ["numpy", f"{np.__version__},"]
+    assert any(line.startswith("cupy ") for line in lines)
+    assert "forward attention, sm_90a (Hopper)" in lines
+    for row in CANDIDATES:
+        assert any(f"{row.tile_m}x{row.tile_n}" in line and row.reason in line for line in lines)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_info_without_cupy() -> None:
+    assert "cupy     not installed: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'" in run("info").stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+def test_info_with_cupy() -> None:
+    done = run("info")
+    assert "(needs 14.2)" in done.stdout
+    assert "device   no CUDA device" in done.stdout
+
+
+def test_demo_on_the_cpu_says_so() -> None:
+    done = run("demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("attention, bfloat16, causal: q (1, 512, 4, 128), k and v (1, 512, 2, 128)\n")
+    assert "within the tolerance" in done.stdout
+    assert "runs    on the CPU" in done.stdout
+    assert "There is no Hopper GPU here, so this ran on the CPU." in done.stdout
+    assert "with compilation" not in done.stdout
+    assert "kernel  forward sm_90a bfloat16 d128" in done.stdout
+
+
+def test_help() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "info" in done.stdout
+    assert "demo" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("nothing",), ("info", "--what")])
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m cupyfa")

@@ -1,0 +1,166 @@
+"""Selection: a pure function with a reason for every candidate."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from problems import make_problem
+
+import cupyfa
+from cupyfa.problem import Problem
+from cupyfa.select import CANDIDATES, H200, Device, config_items, select
+from cupyfa.spec import DType, FwdSpec, Scheduler
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def problem(head_dim: int = 128, dtype: Any = np.float16, causal: bool = False, scale: float | None = None) -> Problem:
+    return make_problem(head_dim=head_dim, dtype=dtype, causal=causal, scale=scale)
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 1024, 1025, 100_000])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", range(8, 257, 8))
+def test_first_row_without_an_objection_is_chosen(head_dim: int, causal: bool, seqlen_q: int) -> None:
+    posed = make_problem(head_dim=head_dim, causal=causal, seqlen_q=seqlen_q)
+    selection = select(posed, H200)
+    padded = -(-head_dim // 64) * 64
+    assert selection.spec.head_dim == padded
+    assert [verdict.candidate for verdict in selection.verdicts] == list(CANDIDATES)
+    (chosen,) = (verdict for verdict in selection.verdicts if verdict.chosen)
+    assert chosen.candidate is next(row for row in CANDIDATES if row.objection(posed) is None)
+    assert chosen.candidate.spec(posed) == selection.spec
+    assert chosen.reason.endswith(chosen.candidate.reason)
+    assert chosen.reason.startswith(f"head_dim {head_dim} padded to {padded}; ") == (head_dim != padded)
+
+
+def test_candidates_are_in_order_and_cover_every_head_dim() -> None:
+    assert [row.head_dim for row in CANDIDATES] == sorted(row.head_dim for row in CANDIDATES)
+    assert {row.head_dim for row in CANDIDATES} == {64, 128, 192, 256}
+    assert all(row.reason for row in CANDIDATES)
+
+
+def test_every_loser_has_a_reason() -> None:
+    for verdict in select(problem(128), H200).verdicts:
+        if verdict.candidate.head_dim == 64:
+            assert verdict.reason == "holds head_dim up to 64, the problem has 128"
+        if verdict.candidate.head_dim > 128:
+            columns = verdict.candidate.head_dim - 128
+            assert verdict.reason == f"would multiply {columns} more columns of zeros than head_dim 128"
+
+
+def test_rows_with_a_limit_say_so() -> None:
+    for row in CANDIDATES:
+        if (limit := row.max_causal_seqlen) is None:
+            continue
+        text = f"is for causal problems with seqlen_q up to {limit}"
+        for causal, seqlen_q, objection in ((True, limit, None), (True, limit + 1, text), (False, 1, text)):
+            assert row.objection(make_problem(head_dim=row.head_dim, causal=causal, seqlen_q=seqlen_q)) == objection
+
+
+def test_a_row_that_could_do_it_names_the_preferred_one() -> None:
+    posed = make_problem(head_dim=64, causal=True, seqlen_q=100)
+    fitting = [
+        v for v in select(posed, H200).verdicts if v.candidate.objection(posed) is None and v.candidate.head_dim == 64
+    ]
+    assert [verdict.chosen for verdict in fitting] == [True] + [False] * (len(fitting) - 1)
+    assert all("preferred" in verdict.reason for verdict in fitting[1:])
+
+
+def test_spec_takes_from_the_problem_what_the_problem_decides() -> None:
+    plain = select(problem(), H200).spec
+    assert (plain.dtype, plain.causal, plain.negate_scores) == (DType.FLOAT16, False, False)
+    assert select(problem(dtype=BF16), H200).spec == dataclasses.replace(plain, dtype=DType.BFLOAT16)
+    assert select(problem(causal=True), H200).spec == dataclasses.replace(plain, causal=True)
+    assert select(problem(scale=-0.1), H200).spec == dataclasses.replace(plain, negate_scores=True)
+    for scale in (0.0, -0.0, 1e-30, 7.0):
+        assert select(problem(scale=scale), H200).spec == plain
+
+
+def test_selection_is_pure() -> None:
+    one, two = select(problem(72), H200, {"overlap": False}), select(problem(72), H200, {"overlap": False})
+    assert (one.spec, one.verdicts, dict(one.overrides)) == (two.spec, two.verdicts, dict(two.overrides))
+    other_hopper = Device((9, 0), 78, 50 * 2**20)
+    assert select(problem(72), other_hopper).spec == select(problem(72), H200).spec
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (10, 3), (12, 0)])
+def test_other_gpus_are_refused(capability: tuple[int, int]) -> None:
+    major, minor = capability
+    message = rf"^attention: the GPU has compute capability {major}\.{minor}; there are kernels for 9\.0 \(Hopper"
+    with pytest.raises(cupyfa.UnsupportedError, match=message):
+        select(problem(), Device(capability, 132, 2**25))
+
+
+# --- config= ---
+
+OVERRIDES: dict[str, Any] = {
+    "tile_m": 64,
+    "tile_n": 64,
+    "stages": 3,
+    "q_stages": 1,
+    "overlap": False,
+    "pingpong": False,
+    "scheduler": Scheduler.ONE_TILE,
+    "setmaxnreg": False,
+}
+DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "causal": True, "negate_scores": True}
+
+
+def test_every_field_is_either_free_or_decided_by_the_problem() -> None:
+    assert OVERRIDES.keys() | DECIDED.keys() == {field.name for field in dataclasses.fields(FwdSpec)}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_config_overrides_one_field(name: str) -> None:
+    plain = select(problem(), H200)
+    changed = select(problem(), H200, {name: OVERRIDES[name]})
+    assert changed.spec == dataclasses.replace(plain.spec, **{name: OVERRIDES[name]}) != plain.spec
+    assert dict(changed.overrides) == {name: OVERRIDES[name]}
+    assert dict(plain.overrides) == {}
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_config_cannot_override_the_problem(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^attention: config has the field '{name}'; it can override tile_m, tile_n, stages"
+    ):
+        select(problem(), H200, {name: DECIDED[name]})
+
+
+def test_scheduler_may_be_given_by_name() -> None:
+    assert select(problem(), H200, {"scheduler": "one_tile"}).spec.scheduler is Scheduler.ONE_TILE
+    assert config_items({"scheduler": "persistent"}) == (("scheduler", Scheduler.PERSISTENT),)
+
+
+def test_equal_configs_are_equal_keys() -> None:
+    assert config_items({"tile_n": 64, "stages": 3}) == config_items({"stages": 3, "tile_n": 64})
+    assert config_items({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (3, TypeError, r"^attention: config is 3; it must be a mapping of FwdSpec fields or None$"),
+        ([("tile_n", 64)], TypeError, r"^attention: config is \[\('tile_n', 64\)\]; it must be a mapping"),
+        ({"": 1}, ValueError, r"^attention: config has the field ''; it can override"),
+        ({3: 1}, ValueError, r"^attention: config has the field 3; it can override"),
+        ({"tile_n": True}, TypeError, r"^attention: config\['tile_n'\] is True; it must be of type int$"),
+        ({"tile_n": np.int64(64)}, TypeError, r"^attention: config\['tile_n'\] is .*64.*; it must be of type int$"),
+        ({"overlap": 0}, TypeError, r"^attention: config\['overlap'\] is 0; it must be of type bool$"),
+        ({"overlap": None}, TypeError, r"^attention: config\['overlap'\] is None; it must be of type bool$"),
+        (
+            {"scheduler": []},
+            TypeError,
+            r"^attention: config\['scheduler'\] is \[\]; .*, one of \['one_tile', 'persistent'\]$",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_configs(config: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        select(problem(), H200, config)

@@ -1,0 +1,138 @@
+"""The compile key: cupyfa/spec.py says what cuda/spec.cuh says, and each field counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from problems import make_problem
+
+from cupyfa.compiler import compile_key
+from cupyfa.select import H200, select
+from cupyfa.sources import read
+from cupyfa.spec import DType, FwdSpec, Scheduler
+
+SPEC = FwdSpec(
+    dtype=DType.BFLOAT16,
+    head_dim=128,
+    tile_m=128,
+    tile_n=128,
+    stages=2,
+    q_stages=2,
+    causal=False,
+    negate_scores=False,
+    overlap=True,
+    pingpong=True,
+    scheduler=Scheduler.PERSISTENT,
+    setmaxnreg=True,
+)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FIELDS = [field.name for field in dataclasses.fields(FwdSpec)]
+
+
+def another(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, enum.Enum):
+        return next(member for member in type(value) if member is not value)
+    return value + 64
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_is_part_of_the_key(name: str) -> None:
+    changed = dataclasses.replace(SPEC, **{name: another(getattr(SPEC, name))})
+    assert changed != SPEC
+    assert compile_key(changed) != compile_key(SPEC)
+    assert changed.name_expression != SPEC.name_expression
+    assert changed.traits_expression != SPEC.traits_expression
+    assert str(changed) != str(SPEC)
+
+
+def test_equal_specs_have_equal_keys() -> None:
+    twin = dataclasses.replace(SPEC)
+    assert twin == SPEC
+    assert hash(twin) == hash(SPEC)
+    assert compile_key(twin) == compile_key(SPEC)
+
+
+def test_key_holds_name_options_and_source() -> None:
+    key = compile_key(SPEC)
+    assert key[0] == SPEC.name_expression
+    assert "-arch=sm_90a" in key
+    assert key[-1].startswith('#line 1 "cuda/hopper/fwd.cu"')
+
+
+def test_name_expression_is_the_cpp_designated_initialiser() -> None:
+    assert SPEC.template_argument == (
+        "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .tile_m=128, .tile_n=128, .stages=2, "
+        ".q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .pingpong=true, "
+        ".scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
+    )
+    assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
+    assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"
+
+
+def test_short_form() -> None:
+    assert (
+        str(SPEC) == "forward sm_90a bfloat16 d128 128x128 stages 2 q_stages 2 persistent overlap pingpong setmaxnreg"
+    )
+
+
+# --- The mirror ---
+
+HEADER = re.sub(r"//[^\n]*", "", read("spec.cuh"))
+
+
+def test_fields_and_their_order_are_those_of_the_header() -> None:
+    body = re.search(r"struct FwdSpec \{(.*?)\n\};", HEADER, re.DOTALL)
+    assert body is not None
+    in_header = re.findall(r"^\s*(\w+) (\w+);", body[1], re.MULTILINE)
+    assert in_header == [(str(field.type), field.name) for field in dataclasses.fields(FwdSpec)]
+
+
+@pytest.mark.parametrize("kind", [DType, Scheduler])
+def test_enumerators_are_those_of_the_header(kind: type[enum.Enum]) -> None:
+    body = re.search(rf"enum class {kind.__name__} : int \{{(.*?)\}}", HEADER, re.DOTALL)
+    assert body is not None
+    assert [name.strip() for name in body[1].split(",") if name.strip()] == [member.value for member in kind]
+
+
+# --- What is data, and what is not ---
+
+
+def key_of(**changes: Any) -> tuple[str, ...]:
+    return compile_key(select(make_problem(**{"head_dim": 128} | changes), H200).spec)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"batch": 70_000},
+        {"seqlen_q": 1},
+        {"seqlen_k": 8193},
+        {"heads_q": 96},
+        {"heads_kv": 1},
+        {"head_dim": 120},
+        {"scale": 0.0},
+        {"scale": 3.5},
+        {"padding": 8},
+        {"want_lse": False},
+        {"layout": "BHSD"},
+    ],
+    ids=str,
+)
+def test_run_time_data_is_not_part_of_the_key(data: dict[str, Any]) -> None:
+    assert key_of(**data) == key_of()
+
+
+@pytest.mark.parametrize(
+    "code", [{"scale": -0.5}, {"causal": True}, {"dtype": BF16}, {"head_dim": 64}, {"head_dim": 136}], ids=str
+)
+def test_what_changes_instructions_is(code: dict[str, Any]) -> None:
+    assert key_of(**code) != key_of()

@@ -1,0 +1,450 @@
+"""The tools of the other tests: each of their bounds has to be able to fail."""
+
+import hashlib
+import math
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupyfa.oracles import dense, online
+from cupyfa.testing import (
+    CASES,
+    Case,
+    as_bshd,
+    assert_close,
+    assert_lse_close,
+    cases,
+    guarded_empty,
+    inputs,
+    random_array,
+    score_magnitude,
+    ulp,
+)
+
+BF16 = ml_dtypes.bfloat16
+MASK64 = (1 << 64) - 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# random_array
+
+
+def splitmix64(x):
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+def test_random_array_is_splitmix64():
+    # The generator's published first outputs for seed 1234567 check the hash that checks the array.
+    states = [(1234567 + n * 0x9E3779B97F4A7C15) & MASK64 for n in (1, 2, 3)]
+    assert [splitmix64(x) for x in states] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+    offset = splitmix64(42)
+    for n, value in enumerate(random_array((50,), np.float32, 42)):
+        x = splitmix64(((n + 1) * 0x9E3779B97F4A7C15 + offset) & MASK64)
+        total = sum((x >> shift) & 0xFFFF for shift in (0, 16, 32, 48))
+        assert value == np.float32(total - 131070) * np.float32(1 / math.sqrt((65536**2 - 1) / 3))
+
+
+def test_random_array_golden():
+    assert random_array((6,), np.float32, 7).view(np.uint32).tolist() == [
+        0x3E2B2CE2, 0x3FA66C1E, 0xBF933B28, 0xBE223E94, 0xBECC924A, 0xBFFB4D90,
+    ]  # fmt: skip
+    assert random_array((6,), BF16, 7).view(np.uint16).tolist() == [0x3E2B, 0x3FA6, 0xBF93, 0xBE22, 0xBECD, 0xBFFB]
+    half = random_array((6,), np.float16, 7, amplitude=8)
+    assert half.view(np.uint16).tolist() == [0x3D59, 0x4933, 0xC89A, 0xBD12, 0xC265, 0xCBDA]
+    digest = hashlib.sha256(random_array((3, 1000, 7), np.float32, -1).tobytes()).hexdigest()
+    assert digest == "34650599a6d2c4888ac2a38c2a248247081deaf06fa94ef1668adf70f230588d"
+
+
+def test_random_array_is_nearly_normal():
+    x = random_array((1_000_000,), np.float32, 3).astype(np.float64)
+    assert abs(x.mean()) < 4e-3
+    assert abs(x.std() - 1) < 3e-3
+    assert abs((x**4).mean() - 2.7) < 0.03  # four uniform pieces: 3 - 6 / (5 * 4)
+    assert 3.2 < np.abs(x).max() < 3.4642
+    assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 4e-3
+
+
+def test_random_arrays_of_different_seeds_are_unrelated():
+    arrays = [random_array((20_000,), np.float32, seed) for seed in (0, 1, 2, 3, 1 << 40, -5)]
+    correlation = np.corrcoef(arrays) - np.eye(len(arrays))
+    assert np.abs(correlation).max() < 0.03
+    assert not np.isin(arrays[0][:2000], arrays[1]).all(), "one stream is not a shift of the other"
+
+
+def test_random_array_does_not_depend_on_the_chunk(monkeypatch):
+    whole = random_array((3, 7, 11), BF16, 5)
+    monkeypatch.setattr(inputs, "_CHUNK", 10)
+    np.testing.assert_array_equal(random_array((3, 7, 11), BF16, 5).view(np.uint16), whole.view(np.uint16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32])
+def test_random_array_has_the_same_bits_on_the_gpu(dtype):
+    cupy = pytest.importorskip("cupy")
+    here = random_array((100_003,), dtype, 11, amplitude=2.5)
+    there = random_array((100_003,), dtype, 11, amplitude=2.5, xp=cupy)
+    np.testing.assert_array_equal(there.get().view(np.uint8), here.view(np.uint8))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Guarded
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 5), (0, 4), (1, 257)])
+def test_guarded_array_is_aligned_and_poisoned(shape, dtype):
+    guarded = guarded_empty(shape, dtype)
+    assert guarded.array.shape == shape
+    assert guarded.array.dtype == np.dtype(dtype)
+    assert (guarded.buffer.ctypes.data + guarded.begin) % 256 == 0
+    assert guarded.array.size == 0 or guarded.array.ctypes.data % 256 == 0
+    assert np.isnan(guarded.array.astype(np.float64)).all()
+    assert guarded.begin >= 4096
+    assert guarded.buffer.size - guarded.end >= 4096
+    guarded.check()
+    guarded.array[...] = 1
+    guarded.check()
+
+
+def test_guard_holds_the_pattern():
+    guarded = guarded_empty((4,), np.float32, poison=0.5)
+    assert (guarded.array == 0.5).all()
+    assert (guarded.buffer[: guarded.begin].view("<u4") == 0x7FC1DEAD).all()
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((3,), BF16), ((5,), np.int8), ((0,), np.float32), ((4,), np.float64)])
+def test_every_changed_guard_byte_is_found(shape, dtype):
+    guarded = guarded_empty(shape, dtype, poison=1, guard_bytes=16)
+    for position in range(guarded.buffer.size):
+        before = guarded.buffer[position]
+        guarded.buffer[position] ^= 0x10
+        if guarded.begin <= position < guarded.end:
+            guarded.check()
+        else:
+            inside = position < guarded.begin
+            side, distance = ("before", guarded.begin - position) if inside else ("after", position - guarded.end + 1)
+            with pytest.raises(AssertionError, match=f"around lse .* 1 bytes {side} it, .* {distance} bytes from"):
+                guarded.check("lse")
+        guarded.buffer[position] = before
+    guarded.check()
+
+
+def test_both_sides_are_reported():
+    guarded = guarded_empty((4, 4), np.float32)
+    guarded.buffer[guarded.begin - 12 : guarded.begin - 4] = 0
+    guarded.buffer[guarded.end + 2 : guarded.end + 5] = 0
+    with pytest.raises(
+        AssertionError, match=r"8 bytes before it, .* 5 bytes from its edge; 3 bytes after it, .* 3 bytes"
+    ):
+        guarded.check()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# assert_close
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_ulp_is_numpy_spacing(dtype):
+    x = np.concatenate([random_array((1000,), dtype, 0), dtype([1, 2, 0.5, 0, 1e-7, 6e-8]), 2.0 ** np.arange(-14, 15)])
+    np.testing.assert_array_equal(ulp(x, dtype), np.spacing(np.abs(x).astype(dtype)).astype(np.float64))
+
+
+def test_ulp_of_bfloat16():
+    np.testing.assert_array_equal(ulp([1, 1.99, -2, 256, 0], BF16), [2**-7, 2**-7, 2**-6, 2, 2**-133])
+
+
+def halves(*values):
+    return np.array(values, dtype=np.float16)[None, :]
+
+
+def test_global_bound_is_exact():
+    step = 2**-10  # of float16 at 1
+    reference = np.ones((1, 4))
+    yardstick = halves(1, 1 + 8 * step, 1, 1)
+    # 1.25 * 8 + 1 = 11 steps; row rule: 2 * 8 + 1 = 17 steps
+    assert_close(halves(1, 1, 1 + 11 * step, 1), reference, yardstick)
+    with pytest.raises(AssertionError, match=r"out\[0, 2\].*1\.25 \* max"):
+        assert_close(halves(1, 1, 1 + 12 * step, 1), reference, yardstick)
+    assert_close(halves(1, 1, 1 + 17 * step, 1), reference, yardstick, factor=2.0)
+    with pytest.raises(AssertionError, match="allowed is"):
+        assert_close(halves(1, 1, 1 + 2 * step, 1), reference, halves(1, 1, 1, 1))  # exact yardstick: 1 ulp only
+    with pytest.raises(AssertionError, match=r"out\[0, 0\]"):
+        assert_close(halves(1 - 12 * step, 1, 1, 1), reference, yardstick)
+
+
+def test_row_bound_is_exact():
+    step = 2**-10
+    reference = np.array([[1024.0, 1024.0], [1.0, 1.0]])
+    yardstick = np.array([[1032, 1024], [1 + 3 * step, 1]], dtype=np.float16)  # the first row's error would allow 11
+    inside = np.array([[1024, 1024], [1, 1 + 7 * step]], dtype=np.float16)  # 2 * 3 + 1
+    outside = np.array([[1024, 1024], [1, 1 + 8 * step]], dtype=np.float16)
+    assert_close(inside, reference, yardstick)
+    with pytest.raises(AssertionError, match=r"out\[1, 1\].*the row's max"):
+        assert_close(outside, reference, yardstick)
+    assert_close(outside, reference, yardstick, row_factor=None)
+
+
+def test_message_names_everything():
+    case = CASES[0]
+    with pytest.raises(AssertionError) as error:
+        assert_close(
+            halves(1, 2.5), np.array([[1.0, 2.0]]), halves(1, 2), what="dq", context={"case": case.id, "seed": 9}
+        )
+    text = str(error.value)
+    for part in (
+        "dq[0, 1]",
+        "got 2.5",
+        "reference 2",
+        "differ by 0.5",
+        "allowed is 0.001953",
+        case.id,
+        "'seed': 9",
+        "1 of 2",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_pattern_of_special_values_is_exact(special):
+    reference = np.array([[1.0, special, 3.0]])
+    good = halves(1, special, 3)
+    assert_close(good, reference, good)
+    for bad in (halves(1, 2, 3), halves(special, special, 3), halves(1, 65504, 3)):
+        with pytest.raises(AssertionError, match="pattern differs"):
+            assert_close(bad, reference, good)
+    other = np.inf if special != np.inf else -np.inf
+    with pytest.raises(AssertionError, match="pattern differs"):
+        assert_close(halves(1, other, 3), reference, good)
+
+
+def test_overflow_of_the_output_type_is_expected_as_infinity():
+    reference = np.array([[1e6, 1.0]])
+    assert_close(halves(np.inf, 1), reference, halves(np.inf, 1))
+    with pytest.raises(AssertionError, match=r"\+inf pattern differs"):
+        assert_close(halves(65504, 1), reference, halves(np.inf, 1))
+
+
+def test_infinite_yardstick_does_not_open_the_bound():
+    with pytest.raises(AssertionError, match="allowed is"):
+        assert_close(halves(1, 3), np.array([[1.0, 1.0]]), halves(np.inf, np.nan))
+
+
+def test_shapes_must_match():
+    with pytest.raises(AssertionError, match="shape"):
+        assert_close(halves(1, 1), np.ones((2, 1)), halves(1, 1))
+
+
+def test_empty_arrays_pass():
+    empty = np.empty((0, 4), np.float16)
+    assert_close(empty, np.empty((0, 4)), empty)
+
+
+# What a kernel might get wrong, planted into the NumPy recurrence: (name, options of the problem, fault).
+FAULTS = {
+    "last key dropped": lambda q, k, v, o: online.attention(q, k[:, :-1], v[:, :-1], **o),
+    "one block of 16 keys dropped": lambda q, k, v, o: online.attention(
+        q, np.delete(k, slice(512, 528), axis=1), np.delete(v, slice(512, 528), axis=1), **o
+    ),
+    "key heads taken modulo": lambda q, k, v, o: online.attention(q, k[:, :, ::-1], v[:, :, ::-1], **o),
+    "scale off by 1/256": lambda q, k, v, o: online.attention(q, k, v, softmax_scale=257 / 2048, **o),
+    "values shifted by one key": lambda q, k, v, o: online.attention(q, k, np.roll(v, 1, axis=1), **o),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dtype", [np.float16, BF16])
+def test_planted_faults_are_found(fault, dtype):
+    q, k, v = (random_array((1, n, 2, 64), dtype, seed) for seed, n in enumerate((64, 1024, 1024)))
+    reference, reference_lse = dense.attention(q, k, v)
+    yardstick, _ = dense.same_precision(q, k, v)
+    out, lse = online.attention(q, k, v)
+    assert_close(out, reference, yardstick)
+    assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k))
+    out, lse = FAULTS[fault](q, k, v, {})
+    with pytest.raises(AssertionError):
+        assert_close(out, reference, yardstick)
+    if "values" not in fault:
+        with pytest.raises(AssertionError):
+            assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k))
+
+
+def test_row_rule_finds_what_the_global_rule_misses():
+    # Long causal problem: the first row is of order 1, the last ones are of order 0.02. A row sum that counts a few
+    # keys too many there, as one without the mask of a ragged block does, stays below the first row's rounding error.
+    q, k, v = (random_array((1, 2048, 1, 64), BF16, seed) for seed in range(3))
+    reference, _ = dense.attention(q, k, v, causal=True)
+    yardstick, _ = dense.same_precision(q, k, v, causal=True)
+    out, _ = online.attention(q, k, v, causal=True)
+    out[:, 1920:] = (out[:, 1920:].astype(np.float32) * 0.97).astype(BF16)
+    assert_close(out, reference, yardstick, row_factor=None)
+    with pytest.raises(AssertionError, match="the row's max"):
+        assert_close(out, reference, yardstick)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# assert_lse_close
+
+
+def test_lse_bound_is_exact():
+    reference = np.array([[[8.0, 0.5, -100.0]]])
+    for index, bound in ((0, 32e-6), (1, 4e-6), (2, 400e-6)):
+        for sign in (-1, 1):
+            actual = reference.astype(np.float32)
+            actual[0, 0, index] += sign * bound * 0.95
+            assert_lse_close(actual, reference)
+            actual[0, 0, index] = reference[0, 0, index] + sign * bound * 1.1
+            with pytest.raises(AssertionError, match=rf"lse\[0, 0, {index}\].*allowed is {bound:.4g}"):
+                assert_lse_close(actual, reference)
+            assert_lse_close(actual, reference, score_magnitude=0.2 * bound * 2**21)
+            with pytest.raises(AssertionError, match="allowed is"):
+                assert_lse_close(actual, reference, score_magnitude=0.05 * bound * 2**21)
+
+
+@pytest.mark.parametrize("wrong", [0.0, np.inf, np.nan, -3.4e38])
+def test_lse_of_an_empty_row_must_be_minus_infinity(wrong):
+    reference = np.array([[[-np.inf, 1.0]]])
+    assert_lse_close(np.float32(reference), reference)
+    with pytest.raises(AssertionError, match=r"pattern differs.*\n.*context: seed 3"):
+        assert_lse_close(np.float32([[[wrong, 1.0]]]), reference, context="seed 3")
+    with pytest.raises(AssertionError, match="-inf pattern differs"):
+        assert_lse_close(np.float32([[[-np.inf, -np.inf]]]), reference)
+
+
+def test_lse_type_and_shape():
+    with pytest.raises(AssertionError, match="must be float32"):
+        assert_lse_close(np.zeros((1, 1, 2)), np.zeros((1, 1, 2)))
+    with pytest.raises(AssertionError, match="shape"):
+        assert_lse_close(np.zeros((1, 2, 1), np.float32), np.zeros((1, 1, 2)))
+
+
+def test_an_unbounded_magnitude_is_no_excuse():
+    with pytest.raises(AssertionError, match="allowed is"):
+        assert_lse_close(np.float32([[[2.0]]]), np.array([[[1.0]]]), score_magnitude=np.nan)
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, -0.5, 2.0])
+def test_score_magnitude_bounds_the_scores(scale):
+    q, k = random_array((2, 9, 6, 16), BF16, 0), random_array((2, 13, 3, 16), BF16, 1)
+    magnitude = score_magnitude(q, k, scale)
+    factor = 0.25 if scale is None else scale
+    scores = np.einsum("bihd,bjhd->bhij", q.astype(float), np.repeat(k, 2, axis=2).astype(float)) * factor
+    assert magnitude.shape == (2, 6, 9)
+    assert (np.abs(scores).max(axis=-1) <= magnitude + 1e-12).all()
+    assert (magnitude <= 20 * abs(factor) * 16).all()
+    bad = k.copy()
+    bad[0, 0, 0, 0], bad[1, 0, 0, 0] = np.nan, np.inf
+    assert np.isfinite(score_magnitude(q, bad, scale)).all()
+
+
+def test_score_magnitude_without_keys():
+    q = np.ones((2, 3, 4, 8), np.float16)
+    np.testing.assert_array_equal(score_magnitude(q, q[:, :0, :2]), np.zeros((2, 4, 3)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cases
+
+
+def count(condition):
+    return sum(1 for case in CASES if condition(case))
+
+
+def test_table_is_large_and_has_no_duplicates():
+    assert len(CASES) >= 150
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert len(set(CASES)) == len(CASES)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 257), (239, 1), (113, 203), (1023, 1024)])
+def test_anchor_shapes_come_in_every_mode(lengths):
+    modes = {(c.dtype, c.causal) for c in CASES if (c.seqlen_q, c.seqlen_k) == lengths}
+    assert modes == {(dtype, causal) for dtype in ("float16", "bfloat16") for causal in (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("condition", "at_least"),
+    [
+        (lambda c: (c.seqlen_q, c.seqlen_k) == (4224, 4224), 2),
+        (lambda c: c.seqlen_k == 0 and c.batch and c.seqlen_q, 2),
+        (lambda c: c.seqlen_q == 0, 2),
+        (lambda c: c.batch == 0, 2),
+        (lambda c: (c.seqlen_q, c.seqlen_k, c.causal) == (5, 2, True), 2),
+        (lambda c: c.causal and c.seqlen_q > c.seqlen_k > 0, 10),
+        (lambda c: c.causal and c.seqlen_q < c.seqlen_k, 30),
+        (lambda c: c.causal and c.seqlen_q - c.seqlen_k >= 192, 3),  # whole tiles that see nothing
+        (lambda c: c.softmax_scale == 0, 4),
+        (lambda c: c.softmax_scale is not None and c.softmax_scale < 0, 8),
+        (lambda c: c.amplitude == 8.0, 10),
+        (lambda c: c.layout == "BHSD", 6),
+        (lambda c: c.batch > 65_535, 1),
+        (lambda c: c.heads_q > 65_535, 1),
+        (lambda c: c.batch * c.heads_q * -(-c.seqlen_q // 192) > 3 * 132, 8),  # several tiles per multiprocessor
+        (lambda c: c.seqlen_q <= 64 and 0 < c.seqlen_k <= 64, 4),  # one block in all
+        (lambda c: c.seqlen_k > 4096, 3),
+    ],
+)
+def test_table_has(condition, at_least):
+    assert count(condition) >= at_least
+
+
+def test_table_has_every_head_dim_in_both_types():
+    assert {(c.head_dim, c.dtype) for c in CASES} >= {(d, t) for d in range(8, 257, 8) for t in ("float16", "bfloat16")}
+
+
+def test_table_has_the_head_ratios_of_bug_reports():
+    assert {(c.heads_q, c.heads_kv) for c in CASES} >= {(96, 8), (14, 2), (9, 3), (6, 1), (21, 7), (8, 1), (5, 5)}
+
+
+def test_main_head_dims_come_in_every_mode():
+    for head_dim in (64, 128, 256):
+        assert len({(c.dtype, c.causal) for c in CASES if c.head_dim == head_dim}) == 4
+
+
+def test_cases_are_valid_and_cheap():
+    for case in CASES:
+        assert case.head_dim % 8 == 0
+        assert 8 <= case.head_dim <= 256
+        assert case.heads_q % case.heads_kv == 0
+    work = sum(4 * c.batch * c.heads_q * c.seqlen_q * c.seqlen_k * c.head_dim for c in CASES)
+    assert work < 1.5e11, "a float64 oracle takes about ten seconds for this, on two cores"
+
+
+def test_every_group_says_why_it_is_there():
+    for group in {case.group for case in CASES}:
+        text = getattr(cases, f"_{group}").__doc__
+        assert "hows " in text or "show a" in text or "fails here" in text
+
+
+def test_amplitude_forces_one_hot_rows():
+    case = next(c for c in CASES if c.amplitude == 8.0 and c.seqlen_k > 300)
+    q, k, v = (as_bshd(x, case.layout) for x in case.make_inputs())
+    _, lse = dense.attention(q, k, v, **case.options)
+    assert np.nanmax(lse[np.isfinite(lse)]) > 150
+
+
+def test_inputs_follow_the_layout():
+    case = Case("layout", 2, 5, 7, 4, 2, 8, "float16")
+    q, k, v = case.make_inputs(seed=1)
+    assert (q.shape, k.shape, v.shape) == ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8))
+    assert q.dtype == k.dtype == v.dtype == np.float16
+    turned = replace(case, layout="BHSD").make_inputs(seed=1)
+    assert turned[0].shape == (2, 4, 5, 8)
+    assert as_bshd(turned[1], "BHSD").shape == (2, 7, 2, 8)
+    assert np.shares_memory(as_bshd(turned[1], "BHSD"), turned[1])
+    others = [*case.make_inputs(seed=2), *case.make_inputs(seed=1)[1:]]
+    assert all(not np.array_equal(q.ravel()[:50], other.ravel()[:50]) for other in others)
+    np.testing.assert_array_equal(case.make_inputs(seed=1)[0], q)
+    loud = replace(case, amplitude=8.0).make_inputs(seed=1)
+    np.testing.assert_array_equal(loud[2], v)
+    assert loud[0].astype(float).std() / q.astype(float).std() == pytest.approx(8, rel=1e-2)
+
+
+def test_id_tells_everything_that_differs():
+    case = Case("scale", 1, 2, 3, 4, 2, 64, "float16", True, -0.5, "BHSD", 8.0)
+    assert case.id == "scale-b1-q2-k3-h4x2-d64-fp16-causal-scale-0.5-amp8-BHSD"
+    assert case.options == {"softmax_scale": -0.5, "causal": True}
