@@ -1,4 +1,4 @@
-# make demo | test | test-full | gpu-test | bench | lint | clean
+# make demo | test | test-full | gpu-test | gpu-sanitize | bench | lint | clean
 #
 # Each target first builds and installs what it needs: into a virtual environment (VENV), or, with PYTHON=python3, into
 # BUILD/site for that interpreter as it is. The second way uses no network; it needs meson, ninja, Cython and a C++
@@ -40,7 +40,7 @@ PYTEST = $(PY) -m pytest $(PYTEST_ARGS)
 TIMEOUT = $(shell $(PY) -c 'import pytest_timeout' 2>/dev/null && echo --timeout=$(1) --timeout-method=thread)
 DEVICE_SOURCES = $(shell find cuda -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 
-.PHONY: demo test test-full gpu-test bench lint clean site
+.PHONY: demo test test-full gpu-test gpu-sanitize bench lint clean site
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -53,6 +53,13 @@ test-full: test
 
 gpu-test: $(READY)
 	$(PYTEST) -m gpu --require-gpu $(call TIMEOUT,300)
+
+# After 300 s an instrumented kernel counts as hanging: not run, and not clean.
+SANITIZE ?= compute-sanitizer
+gpu-sanitize: $(READY)
+	for tool in memcheck synccheck; do \
+	  timeout 300 $(SANITIZE) --tool $$tool --error-exitcode 1 $(PY) tests/gpu/sanitize.py || exit 1; \
+	done
 
 bench: $(READY)
 	$(PY) -m benchmarks.forward

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import cupyfa
-from benchmarks import host, manifest
+from benchmarks import first_call, host, manifest
 from benchmarks.clocks import Clocks
 from benchmarks.correctness import LIMIT_TEXT, Check, check_all
 from benchmarks.harness import Timer, interleave, ratio, time_on_gpu
@@ -298,6 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         plot(rows, options.plot)
     print("\n".join([*format_table(rows), "", *format_notes(rows, found, header), "", *host.format_lines(cost)]))
+    with tempfile.TemporaryDirectory() as cache:
+        print("\n" + first_call.format_line(first_call.first_calls(Path(cache))))
     return 0 if all(row.checks["cupyfa"].passed for row in rows) else 1
 
 

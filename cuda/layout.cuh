@@ -35,7 +35,7 @@ __device__ inline Descriptor k_major(SharedAddress start) {
 }
 
 /// Contiguous along N (V in P V): the leading offset goes from a panel of 64 columns to the next.
-__device__ inline Descriptor n_major(SharedAddress start, int rows) {
+__device__ inline Descriptor mn_major(SharedAddress start, int rows) {
   return Descriptor::swizzled(start, panel_bytes(rows), swizzle_atom_bytes);
 }
 

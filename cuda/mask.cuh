@@ -11,7 +11,7 @@ constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 /// Keys 0 <= j < visible_keys(row) are visible to the row; may be negative.
 template <FwdSpec S>
 __device__ inline int visible_keys(const FwdParams& p, int row) {
-  return S.causal ? min(p.seqlen_k, row + 1 + p.seqlen_k - p.seqlen_q) : p.seqlen_k;
+  return S.causal ? min(p.seqlen_k, row + 1 + (p.seqlen_k - p.seqlen_q)) : p.seqlen_k;
 }
 
 /// Key blocks that rows row_begin <= i < row_end need: blocks j < end. All of them see all keys of the blocks j < full.

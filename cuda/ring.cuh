@@ -92,9 +92,10 @@ class RingConsumer : RingWalk<stages, slot_bytes> {
     this->advance();
     return slot;
   }
-};
 
-/// Gives a slot back. Only after a wait that covers the last WGMMA, or bulk store, that reads it.
-__device__ inline void release(const Slot& slot) { ptx::mbarrier_arrive(slot.empty); }
+  /// One of the arrivals that make the slot empty. Only after a wait that covers the last WGMMA, or bulk store, that
+  /// reads it.
+  __device__ static void release(const Slot& slot) { ptx::mbarrier_arrive(slot.empty); }
+};
 
 }  // namespace cupyfa

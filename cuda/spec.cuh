@@ -4,6 +4,9 @@
 
 namespace cupyfa {
 
+constexpr int warpgroup_threads = 128;
+constexpr int warpgroup_rows = 64;  ///< rows of a WGMMA
+
 enum class DType : int { float16, bfloat16 };
 
 enum class Scheduler : int {
@@ -26,8 +29,8 @@ struct FwdSpec {
   Scheduler scheduler;
   bool setmaxnreg;      ///< move registers from the producer to the consumers
 
-  constexpr int consumers() const { return tile_m / 64; }
-  constexpr int threads() const { return 128 * (1 + consumers()); }
+  constexpr int consumers() const { return tile_m / warpgroup_rows; }
+  constexpr int threads() const { return warpgroup_threads * (1 + consumers()); }
   constexpr int panels() const { return head_dim / 64; }
   // The register pool is what the launch allocates: 168 * 384 = 24 * 128 + 240 * 256, 128 * 512 = 32 * 128 + 160 * 384.
   // A larger request would wait for registers for ever.

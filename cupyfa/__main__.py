@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import platform
 import time
 from typing import Any
 
@@ -13,7 +14,8 @@ import cupyfa
 from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
 from cupyfa.oracles import dense
 from cupyfa.select import CANDIDATES
-from cupyfa.testing import assert_close, random_array
+from cupyfa.testing import assert_close, assert_lse_close, random_array, score_magnitude
+from cupyfa.testing.canaries import to_numpy
 
 
 def main() -> None:
@@ -28,7 +30,8 @@ def main() -> None:
 def info() -> None:
     """Print versions, device, compiler and the supported matrix."""
     print(f"cupyfa   {cupyfa.__version__}")
-    print(f"numpy    {np.__version__}, ml_dtypes {importlib.metadata.version('ml_dtypes')}")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "scipy", "ml_dtypes"))
+    print(f"python   {platform.python_version()}, {versions}")
     for line in _describe_gpu():
         print(line)
     print("\nforward attention, sm_90a (Hopper)")
@@ -48,7 +51,10 @@ def _describe_gpu() -> list[str]:
     try:
         import cupy  # noqa: PLC0415 - optional
     except ImportError:
-        return ["cupy     not installed: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'"]
+        return [
+            "cupy     not installed: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'",
+            _describe_offline_compiler(),
+        ]
     nvrtc = cupy.cuda.nvrtc.getVersion()
     lines = [
         f"cupy     {cupy.__version__} (needs {MIN_CUPY[0]}.{MIN_CUPY[1]})",
@@ -65,6 +71,16 @@ def _describe_gpu() -> list[str]:
             f"{p['multiProcessorCount']} SMs"
         )
     return lines
+
+
+def _describe_offline_compiler() -> str:
+    try:
+        from cuda.bindings import nvrtc  # noqa: PLC0415 - optional
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):
+        return "nvrtc    not found: pip install 'cupyfa[compile]' compiles kernels without a GPU"
+    return f"nvrtc    {major}.{minor}, to compile kernels without a GPU"
 
 
 def _array_module() -> Any:
@@ -104,14 +120,15 @@ def demo() -> None:
 
     # The last batch and the query heads of the last key/value head, against the float64 definition.
     group = heads_q // heads_kv
-    host = [np.asarray(x.get() if on_gpu else x) for x in (q[-1:, :, -group:], k[-1:, :, -1:], v[-1:, :, -1:])]
-    reference, _ = dense.attention(*host, causal=True)
+    host = [to_numpy(x) for x in (q[-1:, :, -group:], k[-1:, :, -1:], v[-1:, :, -1:])]
+    reference, reference_lse = dense.attention(*host, causal=True)
     plain, _ = dense.same_precision(*host, causal=True)
-    actual = out[-1:, :, -group:]
-    actual = actual.get() if on_gpu else actual
+    actual, actual_lse = to_numpy(out[-1:, :, -group:]), to_numpy(lse[-1:, -group:])
     assert_close(actual, reference, plain, what="out")
-    error = float(np.max(np.abs(actual.astype(np.float64) - reference)))
-    print(f"largest error against float64 {error:.2e}: within the tolerance; lse[0, 0, 0] = {float(lse[0, 0, 0]):.6f}")
+    assert_lse_close(actual_lse, reference_lse, score_magnitude=score_magnitude(host[0], host[1]))
+    error = np.max(np.abs(actual.astype(np.float64) - reference))
+    error_lse = np.max(np.abs(actual_lse - reference_lse))
+    print(f"largest errors against float64: out {error:.1e}, lse {error_lse:.1e}; both within the tolerance")
     print()
     print(cupyfa.explain(q, k, v, causal=True))
     if not on_gpu:

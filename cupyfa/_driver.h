@@ -47,6 +47,7 @@ static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig");
 static_assert(sizeof(TensorMap) == 128 && alignof(TensorMap) == 64, "CUtensorMap");
 
 using GetErrorName = Result (*)(Result, const char**);
+using StreamIsCapturing = Result (*)(Stream, int*);
 using FuncSetAttribute = Result (*)(Function, int, int);
 using LaunchKernelEx = Result (*)(const LaunchConfig*, Function, void**, void**);
 using TensorMapEncodeTiled = Result (*)(TensorMap*, int, std::uint32_t, void*, const std::uint64_t*,

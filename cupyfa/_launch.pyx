@@ -57,6 +57,7 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
         unsigned attribute_count
 
     ctypedef Result (*GetErrorName)(Result, const char **)
+    ctypedef Result (*StreamIsCapturing)(Stream, int *)
     ctypedef Result (*FuncSetAttribute)(DriverFunction, int, int)
     ctypedef Result (*LaunchKernelEx)(const LaunchConfig *, DriverFunction, void **, void **)
     ctypedef Result (*TensorMapEncodeTiled)(
@@ -64,6 +65,7 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
         int, int, int, int)
 
 cdef GetErrorName cu_get_error_name = NULL
+cdef StreamIsCapturing cu_stream_is_capturing = NULL
 cdef FuncSetAttribute cu_func_set_attribute = NULL
 cdef LaunchKernelEx cu_launch_kernel_ex = NULL
 cdef TensorMapEncodeTiled cu_tensor_map_encode_tiled = NULL
@@ -86,13 +88,15 @@ cdef void *_driver_function(void *library, bytes name) except NULL:
 
 cdef int _load_driver() except -1:
     """Look the driver's functions up, once. Safe to run twice, should two threads come here together."""
-    global cu_get_error_name, cu_func_set_attribute, cu_launch_kernel_ex, cu_tensor_map_encode_tiled
+    global cu_get_error_name, cu_stream_is_capturing, cu_func_set_attribute
+    global cu_launch_kernel_ex, cu_tensor_map_encode_tiled
     if cu_launch_kernel_ex != NULL:
         return 0
     cdef void *library = dlopen(b"libcuda.so.1", RTLD_NOW)
     if library == NULL:
         raise LaunchError("libcuda.so.1 was not found: a launch needs an NVIDIA driver")
     cu_get_error_name = <GetErrorName>_driver_function(library, b"cuGetErrorName")
+    cu_stream_is_capturing = <StreamIsCapturing>_driver_function(library, b"cuStreamIsCapturing")
     cu_func_set_attribute = <FuncSetAttribute>_driver_function(library, b"cuFuncSetAttribute")
     cu_tensor_map_encode_tiled = <TensorMapEncodeTiled>_driver_function(library, b"cuTensorMapEncodeTiled")
     cu_launch_kernel_ex = <LaunchKernelEx>_driver_function(library, b"cuLaunchKernelEx")
@@ -181,6 +185,11 @@ cdef class TensorMapGeometry:
         return (<const char *>&map)[:sizeof(TensorMap)]
 
 
+cdef bint _is_capturing(Stream stream) noexcept:
+    cdef int status = 0
+    return cu_stream_is_capturing(stream, &status) == 0 and status != 0
+
+
 cdef class Function:
     """A kernel's CUfunction.
 
@@ -192,7 +201,7 @@ cdef class Function:
     Attributes
     ----------
     launched : bool
-        Whether it has been launched in this process.
+        Whether it has been launched in this process, other than into a graph under capture.
     """
 
     cdef readonly uintptr_t pointer
@@ -268,7 +277,8 @@ cdef class LaunchGeometry:
             result = cu_launch_kernel_ex(&config, pointer, arguments, NULL)
         if result != 0:
             raise LaunchError(f"cuLaunchKernelEx: {_result_name(result)} for {self!r}")
-        function.launched = True
+        if not function.launched and not _is_capturing(<Stream>stream):  # a captured launch has not run
+            function.launched = True
         return 0
 
 

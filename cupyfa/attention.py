@@ -9,19 +9,12 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 
 from cupyfa._launch import ForwardLauncher
+from cupyfa.errors import type_name
 from cupyfa.kernels import Kernel, load
+from cupyfa.operand import Geometry, Layout, Operand
 from cupyfa.oracles import online
 from cupyfa.plan import plan_forward
-from cupyfa.problem import (
-    Geometry,
-    Layout,
-    Operand,
-    Problem,
-    check_addresses,
-    check_options,
-    check_overlap,
-    type_name,
-)
+from cupyfa.problem import Problem, check_addresses, check_options, check_overlap
 from cupyfa.select import Config, Device, Selection, config_items, select
 
 __all__ = ["AttentionResult", "Prepared", "attention", "prepare"]

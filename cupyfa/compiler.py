@@ -173,7 +173,8 @@ def first_error(log: str) -> str:
         One line.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    causes = [line for word in (": error", "fatal", "error") for line in lines if word in line]
+    words = ("static assertion failed", ": error", "fatal", "error")
+    causes = [line for word in words for line in lines if word in line]
     return (causes or lines or ["no message"])[0]
 
 
@@ -202,37 +203,41 @@ def compile_offline(spec: FwdSpec) -> Compiled:
             "compiling without a GPU needs the cuda-bindings package: pip install 'cupyfa[compile]'"
         ) from error
 
-    def call(function: Any, *arguments: Any) -> Any:
-        status, *values = function(*arguments)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{function.__name__}: {status.name} for {spec}")
-        return values[0] if len(values) == 1 else tuple(values)
-
-    def text_of(program: Any, size: Any, get: Any) -> bytes:
-        buffer = bytearray(call(size, program))
-        call(get, program, buffer)
-        return bytes(buffer)
-
-    version = call(nvrtc.nvrtcVersion)
+    version = _call(nvrtc.nvrtcVersion)
     check_versions(version)
-    expressions = (spec.name_expression.encode(), b"&" + spec.traits_expression.encode())
-    program = call(nvrtc.nvrtcCreateProgram, amalgamate(spec.entry).encode(), spec.entry.encode(), 0, None, None)
-    for expression in expressions:
-        call(nvrtc.nvrtcAddNameExpression, program, expression)
-    flags = [flag.encode() for flag in (*options(spec), *CUPY_OPTIONS)]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = text_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0")
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(f"{spec} does not compile: {first_error(log)}\n{log}")
-    symbol, traits_symbol = (call(nvrtc.nvrtcGetLoweredName, program, e).decode() for e in expressions)
-    compiled = Compiled(
-        spec=spec,
-        ptx=text_of(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0"),
-        cubin=text_of(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
-        symbol=symbol,
-        traits_symbol=traits_symbol,
-        report=PtxasReport.parse(log),
-        nvrtc=version,
-    )
-    nvrtc.nvrtcDestroyProgram(program)
-    return compiled
+    program = _call(nvrtc.nvrtcCreateProgram, amalgamate(spec.entry).encode(), spec.entry.encode(), 0, None, None)
+    try:
+        expressions = (spec.name_expression.encode(), b"&" + spec.traits_expression.encode())
+        for expression in expressions:
+            _call(nvrtc.nvrtcAddNameExpression, program, expression)
+        flags = [flag.encode() for flag in (*options(spec), *CUPY_OPTIONS)]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"{spec} does not compile: {first_error(log)}", spec=spec, log=log)
+        symbol, traits_symbol = (_call(nvrtc.nvrtcGetLoweredName, program, e).decode() for e in expressions)
+        return Compiled(
+            spec=spec,
+            ptx=_text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0"),
+            cubin=_text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+            symbol=symbol,
+            traits_symbol=traits_symbol,
+            report=PtxasReport.parse(log),
+            nvrtc=version,
+        )
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    """Call a function of cuda-bindings' nvrtc, which returns its status first."""
+    status, *values = function(*arguments)
+    if status.value != 0:
+        raise CompileError(f"{function.__name__}: {status.name}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _text(program: Any, size: Any, get: Any) -> bytes:
+    buffer = bytearray(_call(size, program))
+    _call(get, program, buffer)
+    return bytes(buffer)

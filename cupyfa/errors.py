@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "LaunchError", "UnsupportedError"]
+__all__ = ["CompileError", "LaunchError", "UnsupportedError", "type_name"]
 
 
 class UnsupportedError(ValueError):
@@ -10,8 +10,37 @@ class UnsupportedError(ValueError):
 
 
 class CompileError(RuntimeError):
-    """A kernel did not compile, or the installed compiler cannot compile it."""
+    """A kernel did not compile, or the installed compiler cannot compile it.
+
+    Parameters
+    ----------
+    message : str
+        The first line says what is wrong.
+    spec : object, optional
+        The :class:`cupyfa.spec.FwdSpec` that did not compile.
+    log : str
+        What the compiler said.
+
+    Attributes
+    ----------
+    spec : object
+        As given.
+    log : str
+        As given; file names in it are those below ``cuda/``.
+    """
+
+    def __init__(self, message: str, *, spec: object = None, log: str = "") -> None:
+        super().__init__(f"{message}\n{log}" if log else message)
+        self.spec = spec
+        self.log = log
 
 
 class LaunchError(RuntimeError):
     """The CUDA driver refused a call; the message names its CUresult."""
+
+
+def type_name(kind: type) -> str:
+    """Return the short name of a type, for messages: numpy.ndarray, torch.Tensor, list."""
+    return (
+        kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
+    )

@@ -11,9 +11,10 @@ import numpy as np
 from cupyfa._launch import unpack_traits
 from cupyfa.attention import prepare
 from cupyfa.compiler import PtxasReport, compile_offline
-from cupyfa.errors import CompileError
-from cupyfa.problem import Layout, Operand, Problem, check_options, type_name
-from cupyfa.select import H200, Config, Selection, select
+from cupyfa.errors import CompileError, type_name
+from cupyfa.operand import Layout, Operand
+from cupyfa.problem import Problem, check_options
+from cupyfa.select import H200, Config, Selection, config_items, select
 
 __all__ = ["Explanation", "Rung", "explain"]
 
@@ -67,7 +68,8 @@ class Explanation:
             return "\n".join([*lines, f"runs    {self.note}"])
         lines.append(f"kernel  {self.selection.spec}")
         if self.selection.overrides:
-            lines.append(f"config  {dict(self.selection.overrides)} over the candidate's fields")
+            values = (f"{name}={getattr(value, 'value', value)}" for name, value in self.selection.overrides.items())
+            lines.append(f"config  {', '.join(values)}")
         for verdict in self.selection.verdicts:
             c = verdict.candidate
             mark = "chosen" if verdict.chosen else "lost  "
@@ -82,6 +84,7 @@ class Explanation:
                 f"threads {t['threads']}, registers {registers}{moved}; spills {spills}",
                 f"shared  {t['shared_bytes']} bytes of a CTA",
             ]
+        lines += [f"ptxas   {advisory}" for advisory in (self.ptxas.advisories if self.ptxas else ())]
         if self.rung is not None:
             lines.append(f"rung    {self.rung.value}")
         return "\n".join([*lines, f"note    {self.note}"] if self.note else lines)
@@ -107,8 +110,9 @@ def explain(
     softmax_scale, causal, layout, config
         As for ``attention``.
     arch : {"sm_90a"}, optional
-        For NumPy arrays: explain the kernel that CuPy arrays would get on an H200, compiled here without a GPU if NVRTC
-        and cuda-bindings are installed (``pip install 'cupyfa[compile]'``).
+        Explain the kernel that CuPy arrays of this geometry would get on an H200, whatever the arrays are and whatever
+        GPU is here. It is compiled without a GPU if NVRTC and cuda-bindings are installed
+        (``pip install 'cupyfa[compile]'``); otherwise the rung is ``source``.
 
     Returns
     -------
@@ -117,7 +121,7 @@ def explain(
 
     Raises
     ------
-    TypeError, ValueError, UnsupportedError
+    TypeError, ValueError, UnsupportedError, CompileError
         As ``attention`` would.
 
     Examples
@@ -131,11 +135,13 @@ def explain(
     if arch not in (None, "sm_90a"):
         raise ValueError(f"explain: arch is {arch!r}; it must be 'sm_90a' or None")
     scale, causal = check_options(softmax_scale, causal, layout)
-    if not isinstance(q, np.ndarray):
+    if arch is None and not isinstance(q, np.ndarray):
         return _explain_gpu(q, k, v, scale, causal, layout, config)
-    for name, x in (("k", k), ("v", v)):
-        if not isinstance(x, np.ndarray):
-            raise TypeError(f"explain: {name} is a {type_name(type(x))} but q is a numpy.ndarray")
+    if config is not None:
+        config_items(config)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not hasattr(x, "strides"):
+            raise TypeError(f"explain: {name} is a {type_name(type(x))}; it must be a numpy.ndarray or a cupy.ndarray")
     q, k, v = (Operand(name, x.shape, x.strides, x.dtype, None) for name, x in (("q", q), ("k", k), ("v", v)))
     problem = Problem.from_operands(
         q, k, v, None, None, softmax_scale=scale, causal=causal, layout=layout, want_lse=False, current_device=None
@@ -145,10 +151,14 @@ def explain(
             "numpy", problem, note="on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online"
         )
     selection = select(problem, H200, config)
+    if problem.is_empty:
+        return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     try:
         compiled = compile_offline(selection.spec)
     except CompileError as error:
-        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error).splitlines()[0])
+        if error.spec is not None:  # the kernel is at fault, not the installation
+            raise
+        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error))
     return Explanation("cuda", problem, selection, compiled.report, unpack_traits(compiled.traits_bytes), Rung.SASS)
 
 

@@ -8,7 +8,6 @@ import hashlib
 import io
 import os
 import pathlib
-import tempfile
 import threading
 from typing import Any
 
@@ -101,7 +100,7 @@ def _compile(spec: FwdSpec) -> Kernel:
     try:
         module.compile(log_stream=log)
     except cupy.cuda.compiler.CompileException as error:
-        raise CompileError(f"{spec} does not compile: {first_error(str(error))}\n{error}") from error
+        raise CompileError(f"{spec} does not compile: {first_error(str(error))}", spec=spec, log=str(error)) from error
     raw_kernel = module.get_function(spec.name_expression)
     function = Function(raw_kernel.kernel.ptr)
     traits = unpack_traits(_read_traits(module, traits_expression))
@@ -121,6 +120,7 @@ def _read_traits(module: Any, expression: str) -> bytes:
 
     from cupyfa._launch import PARAMETER_SIZES  # noqa: PLC0415
 
+    # RawModule.get_global does not translate name expressions; the mapping is what its get_function uses.
     pointer = module.get_global(module.module.mapping[expression])
     size = PARAMETER_SIZES["KernelTraits"]
     return bytes(cupy.ndarray((size,), dtype=cupy.uint8, memptr=pointer).get().tobytes())
@@ -134,13 +134,13 @@ def _keep_report(spec: FwdSpec, log: str) -> PtxasReport | None:
     cache = os.environ.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache")  # as CuPy documents it
     path = pathlib.Path(cache, f"cupyfa-{digest[:32]}.ptxas.txt").expanduser()
     try:
-        if "Used" in log:
+        if log:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-                file.write(log)
-            os.replace(file.name, path)  # other processes see all of it or nothing
+            part = path.with_suffix(f".{os.getpid()}.part")
+            part.write_text(log)
+            os.replace(part, path)  # other processes see all of it or nothing
         else:
             log = path.read_text()
-    except OSError:
-        pass  # a cache that cannot be written, or was emptied, costs the report but not the kernel
-    return PtxasReport.parse(log) if "Used" in log else None
+        return PtxasReport.parse(log)
+    except (OSError, ValueError):
+        return None  # a cache that cannot be written, was emptied or damaged costs the report but not the kernel

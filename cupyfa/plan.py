@@ -8,7 +8,8 @@ import numpy as np
 
 from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry
 from cupyfa.errors import UnsupportedError
-from cupyfa.problem import Operand, Problem
+from cupyfa.operand import Operand
+from cupyfa.problem import Problem
 from cupyfa.schedule import heads_per_section
 from cupyfa.select import Device
 

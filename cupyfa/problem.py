@@ -3,88 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-from cupyfa.errors import UnsupportedError
+from cupyfa.errors import UnsupportedError, type_name
+from cupyfa.operand import LAYOUTS, Layout, Operand, overlaps_itself, share_memory
 from cupyfa.spec import DType
 
-__all__ = [
-    "LAYOUTS",
-    "Geometry",
-    "Layout",
-    "Operand",
-    "Problem",
-    "check_addresses",
-    "check_options",
-    "check_overlap",
-    "type_name",
-]
-
-Layout = Literal["BSHD", "BHSD"]
-LAYOUTS = ("BSHD", "BHSD")
-
-#: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
-Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
+__all__ = ["Problem", "check_addresses", "check_options", "check_overlap"]
 
 _DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 _AXES = ("batch", "seqlen", "heads", "head_dim")
+_OUTPUTS = ("out", "lse")
 _MAX_HEAD_DIM = 256
 _MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
 _MAX_STRIDE = 2**40  # of a tensor map, in bytes
 _TMA_ALIGNMENT = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Operand:
-    """A named array as the checks see it: its geometry, neither its address nor its data.
-
-    Attributes
-    ----------
-    name : str
-        The argument's name, for messages.
-    shape, strides : tuple of int
-        Strides in bytes.
-    dtype : numpy.dtype
-        Element type.
-    device : int or None
-        CUDA device, None for an array of NumPy.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: np.dtype[Any]
-    device: int | None
-
-    @classmethod
-    def contiguous(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, device: int | None) -> Operand:
-        """Return the operand of an array that will be allocated."""
-        dtype = np.dtype(dtype)
-        strides = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        return cls(name, shape, strides, dtype, device)
-
-    def in_bshd(self, layout: Layout) -> Operand:
-        """Return the operand with the axes (batch, seqlen, heads, head_dim)."""
-        if layout == "BSHD":
-            return self
-        order = (0, 2, 1, 3)
-        return dataclasses.replace(
-            self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order)
-        )
-
-    @functools.cached_property
-    def span(self) -> tuple[int, int]:
-        """Bytes from the first element to the first and behind the last byte of the array; (0, 0) if it is empty."""
-        if 0 in self.shape:
-            return 0, 0
-        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
-        return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,13 +184,6 @@ def check_options(softmax_scale: Any, causal: Any, layout: Any, return_lse: Any 
         return math.inf if softmax_scale > 0 else -math.inf, bool(causal)
 
 
-def type_name(kind: type) -> str:
-    """Return the short name of a type: numpy.ndarray, torch.Tensor, list."""
-    return (
-        kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
-    )
-
-
 def check_addresses(problem: Problem, q: int, k: int, v: int, out: int, lse: int) -> None:
     """Check what depends on where the arrays are: alignment, and outputs that share memory with others.
 
@@ -274,7 +204,7 @@ def check_addresses(problem: Problem, q: int, k: int, v: int, out: int, lse: int
             if address % alignment:
                 raise ValueError(
                     f"attention: {name} begins at address {address:#x}; it must be a multiple of {alignment} bytes "
-                    "(a copy is aligned)"
+                    f"({'a new array' if name in _OUTPUTS else 'a copy'} is aligned)"
                 )
     check_overlap(problem, q, k, v, out, lse)
 
@@ -301,33 +231,12 @@ def check_overlap(problem: Problem, q: int, k: int, v: int, out: int, lse: int) 
 
 
 def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:
-    begin, end = (address + offset for offset in output.span)
     for other, other_address in others:
-        low, high = other.span
-        if begin < other_address + high and other_address + low < end and _share(output, address, other, other_address):
+        if share_memory(output, address, other, other_address):
             raise ValueError(
                 f"attention: {output.name} shares memory with {other.name}; it must be an array of its own, because "
                 "tiles are written while others are still read"
             )
-
-
-def _share(a: Operand, address_a: int, b: Operand, address_b: int) -> bool:
-    """Whether two strided arrays have a byte in common: interleaved slices of one buffer have none.
-
-    NumPy solves it from the addresses alone, so nothing is read here.
-    """
-
-    class Interface:
-        def __init__(self, operand: Operand, address: int) -> None:
-            self.__array_interface__ = {
-                "version": 3,
-                "shape": operand.shape,
-                "strides": operand.strides,
-                "typestr": f"|V{operand.dtype.itemsize}",
-                "data": (address, True),
-            }
-
-    return np.shares_memory(np.asarray(Interface(a, address_a)), np.asarray(Interface(b, address_b)))
 
 
 def _place(operand: Operand) -> str:
@@ -400,21 +309,11 @@ def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any])
         raise TypeError(f"attention: {output.name} has dtype {output.dtype}; it must be {dtype}")
     if output.shape != shape:
         raise ValueError(f"attention: {output.name} has shape {output.shape}; it must have {meaning}, {shape}")
-    _check_no_self_overlap(output)
-
-
-def _check_no_self_overlap(output: Operand) -> None:
-    """Refuse an output where two indices may name one element: each longer stride must step over the shorter ones."""
-    if 0 in output.shape:
-        return
-    covered = output.dtype.itemsize
-    for stride, size in sorted((abs(s), n) for s, n in zip(output.strides, output.shape, strict=True) if n > 1):
-        if stride < covered:
-            raise ValueError(
-                f"attention: {output.name} has strides {output.strides} bytes for shape {output.shape}; its elements "
-                "must not overlap each other"
-            )
-        covered = stride * size
+    if overlaps_itself(output):
+        raise ValueError(
+            f"attention: {output.name} has strides {output.strides} bytes for shape {output.shape}; its elements must "
+            "not overlap each other"
+        )
 
 
 def _check_memory(
@@ -430,8 +329,8 @@ def _check_memory(
         for axis, stride, size in zip(axes, operand.strides, operand.shape, strict=True):
             if stride < 0 and size > 1:
                 raise ValueError(
-                    f"attention: {operand.name} has stride {stride} bytes on its {axis} axis; negative strides need a "
-                    "copy: cupy.ascontiguousarray"
+                    f"attention: {operand.name} has stride {stride} bytes on its {axis} axis; it must not be negative: "
+                    f"{'pass a new array' if operand.name in _OUTPUTS else 'cupy.ascontiguousarray makes a copy'}"
                 )
     for operand in (q, k, v, out):
         _check_tma_strides(operand)

@@ -92,7 +92,7 @@ def balance(order: npt.NDArray[np.float64], workers: int) -> float:
 
 
 def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) -> int:
-    """Return how many query heads are in work together.
+    """Return how many query heads are processed together.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) 
     Returns
     -------
     int
-        From 1 to all heads. As many as have keys and values in half of L2, or fewer if that ends more evenly; all of
-        them, if even then two CTAs or more work on each head at a time and share what they read.
+        The most even choice from as many heads as have keys and values in half of L2 down to a quarter of that, and
+        all heads, if even then two CTAs or more work on each head at a time and share what they read.
     """
     heads = problem.batch * problem.heads_q
     if not problem.causal:
@@ -119,7 +119,7 @@ def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) 
     if not traits["persistent"] or heads * len(costs) > _MAX_MODELLED_TILES:
         return fitting
     # Whole groups of query heads, so that their key/value head is read once; down to a quarter of what fits.
-    sections = [s for s in range(fitting, max(1, fitting // 4) - 1, -1) if s % group == 0] or [fitting]
+    sections = [s for s in range(fitting, max(1, fitting // 4) - 1, -1) if s % group == 0]
     if 2 * heads <= device.multiprocessors:
         sections.insert(0, heads)
     sections = sections[:: -(-len(sections) // 64)]

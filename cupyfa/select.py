@@ -8,6 +8,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from cupyfa.errors import UnsupportedError
 from cupyfa.problem import Problem
 from cupyfa.spec import FwdSpec, Scheduler
@@ -222,7 +224,9 @@ def select(problem: Problem, device: Device, config: Config | None = None) -> Se
     best = next(row for row in CANDIDATES if row.objection(problem) is None)
     verdicts = tuple(Verdict(row, row is best, _reason(row, best, problem)) for row in CANDIDATES)
     overrides = {} if config is None else dict(config_items(config))
-    return Selection(dataclasses.replace(best.spec(problem), **overrides), verdicts, types.MappingProxyType(overrides))
+    spec = dataclasses.replace(best.spec(problem), **overrides)
+    _check_combination(spec)
+    return Selection(spec, verdicts, types.MappingProxyType(overrides))
 
 
 def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
@@ -236,7 +240,13 @@ def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
     return f"the row above is preferred for head_dim {best.head_dim}"
 
 
-_DECIDED_BY_PROBLEM = frozenset({"dtype", "head_dim", "causal", "negate_scores"})
+_SWITCHES = ("overlap", "pingpong", "setmaxnreg")
+_SIZES = {
+    "tile_m": (64, 128, 192),
+    "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
+    "stages": range(1, 9),
+    "q_stages": range(1, 9),
+}
 
 
 def config_items(config: Config) -> tuple[tuple[str, Any], ...]:
@@ -255,20 +265,39 @@ def config_items(config: Config) -> tuple[tuple[str, Any], ...]:
     Raises
     ------
     TypeError, ValueError
-        A name is not a field that can be overridden, or a value has another type.
+        A name is not a field that can be overridden, or no kernel has the value.
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"attention: config is {config!r}; it must be a mapping of FwdSpec fields or None")
-    free = {f.name: f.type for f in dataclasses.fields(FwdSpec) if f.name not in _DECIDED_BY_PROBLEM}
-    checked: dict[str, Any] = {}
-    for name, given in config.items():
-        if name not in free:
-            raise ValueError(f"attention: config has the field {name!r}; it can override {', '.join(free)}")
-        kind = {"int": int, "bool": bool, "Scheduler": Scheduler}[str(free[name])]
-        names = {member.value for member in Scheduler}
-        value = Scheduler(given) if kind is Scheduler and isinstance(given, str) and given in names else given
-        if type(value) is not kind:
-            choices = f", one of {sorted(names)}" if kind is Scheduler else ""
-            raise TypeError(f"attention: config[{name!r}] is {given!r}; it must be of type {kind.__name__}{choices}")
-        checked[name] = value
-    return tuple(sorted(checked.items()))
+    return tuple(sorted((name, _config_value(name, value)) for name, value in config.items()))
+
+
+def _config_value(name: str, value: Any) -> Any:
+    what = f"attention: config[{name!r}] is {value!r}; it must be"
+    if name in _SWITCHES:
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{what} True or False")
+        return bool(value)
+    if name in _SIZES:
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            raise TypeError(f"{what} an integer")
+        if value not in _SIZES[name]:
+            raise ValueError(f"{what} one of {', '.join(str(size) for size in _SIZES[name])}")
+        return int(value)
+    if name == "scheduler":
+        if value not in [choice for member in Scheduler for choice in (member, member.value)]:
+            raise ValueError(f"{what} one of {', '.join(repr(member.value) for member in Scheduler)}")
+        return Scheduler(value)
+    free = ", ".join((*_SIZES, *_SWITCHES, "scheduler"))
+    raise ValueError(f"attention: config has the field {name!r}; it can override {free}")
+
+
+def _check_combination(spec: FwdSpec) -> None:
+    """Refuse what one consumer warpgroup cannot do; what exceeds shared memory is refused by the compiler."""
+    if spec.tile_m == 64:
+        for name in ("pingpong", "setmaxnreg"):
+            if getattr(spec, name):
+                raise ValueError(
+                    f"attention: config has tile_m 64 with {name}=True; {name} needs two consumer warpgroups: set "
+                    f"{name}=False, or tile_m to 128 or 192"
+                )

@@ -172,7 +172,7 @@ NUMBER = r"; it must be a number or None$"
 LAYOUT = r"; it must be 'BSHD' or 'BHSD'$"
 ALIGNED = r" begins at address 0x[0-9a-f]+; it must be a multiple of {} bytes"
 STRIDE = r"; it must be a multiple of 16 below 2\*\*40"
-NEGATIVE = r".*; negative strides need a copy: cupy"
+NEGATIVE = r"; it must not be negative: "
 DIMS = r"; supported are the multiples of 8 from 8 to 256$"
 
 BAD_CALLS: tuple[BadCall, ...] = (
@@ -379,25 +379,25 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "config-tile-str",
         replace(config={"tile_n": "128"}),
         TypeError,
-        r"config\['tile_n'\] is '128'; it must be of type int$",
+        r"config\['tile_n'\] is '128'; it must be an integer$",
     ),
     BadCall(
         "config-stages-float",
         replace(config={"stages": 2.0}),
         TypeError,
-        r"config\['stages'\] is 2\.0; it must be of type int$",
+        r"config\['stages'\] is 2\.0; it must be an integer$",
     ),
     BadCall(
         "config-pingpong-int",
         replace(config={"pingpong": 1}),
         TypeError,
-        r"config\['pingpong'\] is 1; it must be of type bool$",
+        r"config\['pingpong'\] is 1; it must be True or False$",
     ),
     BadCall(
         "config-scheduler",
         replace(config={"scheduler": "fast"}),
-        TypeError,
-        r"config\['scheduler'\] is 'fast'; it must be of type Scheduler, one of \['one_tile', 'persistent'\]$",
+        ValueError,
+        r"config\['scheduler'\] is 'fast'; it must be one of 'one_tile', 'persistent'$",
     ),
     BadCall("scale-bool", replace(softmax_scale=True), TypeError, "softmax_scale is a bool" + NUMBER),
     BadCall("return-lse-str", replace(return_lse="no"), TypeError, "return_lse is 'no'; it must be True or False$"),

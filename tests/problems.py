@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa.problem import Layout, Operand, Problem
+from cupyfa.operand import Layout, Operand
+from cupyfa.problem import Problem
 
 
 def make_problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_kernel_of_numpy_arrays_is_compiled_without_a_gpu() -> None:
 def test_config_is_shown() -> None:
     import_nvrtc()
     explanation = explain(*inputs(), config={"overlap": False, "tile_n": 64}, arch="sm_90a")
-    assert "config  {'overlap': False, 'tile_n': 64} over the candidate's fields" in str(explanation)
+    assert "config  overlap=False, tile_n=64\n" in str(explanation)
     assert explanation.selection is not None
     assert not explanation.selection.spec.overlap
     assert explanation.traits is not None
@@ -78,13 +79,21 @@ def test_without_a_compiler_the_selection_is_left(monkeypatch: pytest.MonkeyPatc
     assert "note    compiling without a GPU needs the cuda-bindings package: pip install 'cupyfa[compile]'" in text
 
 
-def test_a_config_that_does_not_compile_is_not_silent() -> None:
+def test_a_config_that_does_not_compile_is_an_error() -> None:
     import_nvrtc()
-    try:
-        text = str(explain(*inputs(), config={"stages": 9}, arch="sm_90a"))
-    except cupyfa.CompileError as error:
-        text = str(error)
-    assert "does not compile" in text
+    with pytest.raises(cupyfa.CompileError, match="tiles and stages exceed the shared memory of a CTA"):
+        explain(*inputs(), config={"stages": 8}, arch="sm_90a")
+
+
+def test_advisories_of_the_compiler_are_shown() -> None:
+    import_nvrtc()
+    text = str(explain(*inputs(), config={"setmaxnreg": False}, arch="sm_90a"))
+    assert re.search(r"^ptxas   .*C7512", text, re.MULTILINE)
+
+
+def test_bad_config_is_refused_without_an_arch() -> None:
+    with pytest.raises(ValueError, match=r"^attention: config has the field 'tile'"):
+        explain(*inputs(), config={"tile": 64})
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "", 90])

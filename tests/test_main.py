@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 
@@ -26,7 +27,7 @@ def test_info() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["cupyfa", cupyfa.__version__]
-    assert lines[1].split()[:2] == ["numpy", f"{np.__version__},"]
+    assert lines[1].startswith(f"python   {platform.python_version()}, numpy {np.__version__}, scipy ")
     assert any(line.startswith("cupy ") for line in lines)
     assert "forward attention, sm_90a (Hopper)" in lines
     for row in CANDIDATES:
@@ -35,7 +36,9 @@ def test_info() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 def test_info_without_cupy() -> None:
-    assert "cupy     not installed: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'" in run("info").stdout
+    lines = run("info").stdout.splitlines()
+    assert "cupy     not installed: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'" in lines
+    assert any(line.startswith("nvrtc    ") for line in lines)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")

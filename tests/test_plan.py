@@ -16,8 +16,9 @@ from problems import make_problem
 
 import cupyfa
 from cupyfa._launch import ForwardLauncher, Function
+from cupyfa.operand import Layout, Operand
 from cupyfa.plan import plan_forward
-from cupyfa.problem import Layout, Operand, Problem
+from cupyfa.problem import Problem
 from cupyfa.schedule import balance, tile_costs, tile_order
 from cupyfa.select import H200, Device
 

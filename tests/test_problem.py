@@ -13,7 +13,9 @@ import pytest
 from bad_calls import BAD_CALLS, KV, BadCall, Q, Where, qkv, zeros
 
 import cupyfa
-from cupyfa.problem import Layout, Operand, Problem, check_addresses, check_options, check_overlap, type_name
+from cupyfa.errors import type_name
+from cupyfa.operand import Layout, Operand
+from cupyfa.problem import Problem, check_addresses, check_options, check_overlap
 from cupyfa.select import H200, select
 from cupyfa.spec import DType
 from cupyfa.testing import as_bshd

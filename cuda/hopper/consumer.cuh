@@ -3,6 +3,7 @@
 #pragma once
 #include "hopper/epilogue.cuh"
 #include "hopper/gemm.cuh"
+#include "hopper/place.cuh"
 #include "mask.cuh"
 #include "softmax.cuh"
 
@@ -17,16 +18,17 @@ class Turn {
     const bool last = warpgroup == S.consumers() - 1;
     next_ = last ? turn_barrier : own_ + 1;
     // The first warpgroup has no predecessor in the first round: the last one gives its credit. At exit one credit stays.
-    if (S.pingpong && last) ptx::bar_arrive(next_, 256);
+    if (S.pingpong && last) ptx::bar_arrive(next_, participants);
   }
   __device__ void wait() const {
-    if constexpr (S.pingpong) ptx::bar_sync(own_, 256);  // 128 threads of this warpgroup, 128 of its predecessor
+    if constexpr (S.pingpong) ptx::bar_sync(own_, participants);
   }
   __device__ void pass() const {
-    if constexpr (S.pingpong) ptx::bar_arrive(next_, 256);
+    if constexpr (S.pingpong) ptx::bar_arrive(next_, participants);
   }
 
  private:
+  static constexpr int participants = 2 * warpgroup_threads;  // the warpgroup that waits and its predecessor
   int own_, next_;
 };
 
@@ -56,7 +58,7 @@ class Mainloop {
     if constexpr (S.overlap) {
       overlapped(O, softmax, mask, blocks, q_rows);
     } else {
-      in_order(O, softmax, mask, blocks, q_rows);
+      without_overlap(O, softmax, mask, blocks, q_rows);
     }
   }
 
@@ -69,7 +71,7 @@ class Mainloop {
     Slot k = K_.wait();
     issue_scores<S>(scores, q, k.data);
     complete<0>(scores);  // proves S of the last block
-    release_warp(k);
+    release(k);
     if (blocks.end > 1) k = K_.wait();  // of the first round below
     if (blocks.end > blocks.full) mask.apply(scores, blocks.end - 1);
     softmax.update(scores);  // nothing was accumulated before: no O to scale
@@ -81,15 +83,16 @@ class Mainloop {
       const Slot v = V_.wait();
       issue_output<S>(O, P, v.data);  // O += P_{j+1} V_{j+1}
       turn_.pass();
-      complete<1>(scores);  // proves S_j; O is still in flight
-      release_warp(k);
+      complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
+      release(k);
+      // From here to the next wait everything runs under the O product.
       if (j >= blocks.full) mask.apply(scores, j);
       const RowPair shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
       // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
       // instead of under it. This wait ends the block.
       if (j > 0) k = K_.wait();
-      complete<0>(O);  // proves O; P may be overwritten
-      release_warp(v);
+      complete<0>(O);  // proves O, and that P V no longer reads P and V
+      release(v);
       scale_rows(O, shrink);
       round_from<S>(P, scores);
     }
@@ -97,11 +100,11 @@ class Mainloop {
     const Slot v = V_.wait();
     issue_output<S>(O, P, v.data);
     complete<0>(O);  // proves the last O
-    release_warp(v);
+    release(v);
   }
 
-  __device__ void in_order(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
-                           SharedAddress q) {
+  __device__ void without_overlap(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask,
+                                  BlockRange blocks, SharedAddress q) {
     turn_.wait();
     for (int j = blocks.end - 1; j >= 0; --j) {
       float scores[S.tile_n / 2];
@@ -110,7 +113,7 @@ class Mainloop {
       issue_scores<S>(scores, q, k.data);
       turn_.pass();
       complete<0>(scores);  // proves S_j
-      release_warp(k);
+      release(k);
       if (j >= blocks.full) mask.apply(scores, j);
       scale_rows(O, softmax.update(scores));
       round_from<S>(P, scores);
@@ -118,14 +121,14 @@ class Mainloop {
       const Slot v = V_.wait();
       issue_output<S>(O, P, v.data);
       complete<0>(O);  // proves O
-      release_warp(v);
+      release(v);
     }
     turn_.pass();
   }
 
   /// Each warp answers for itself: its wait covers its own part of the WGMMA that read the slot.
-  __device__ void release_warp(const Slot& slot) const {
-    if (place_.lane == 0) release(slot);
+  __device__ void release(const Slot& slot) const {
+    if (place_.lane == 0) Storage<S>::KVConsumer::release(slot);
   }
 
   typename Storage<S>::KVConsumer K_, V_;
@@ -142,9 +145,10 @@ __device__ void consume(const FwdParams& p, Storage<S>& storage) {
   for (TileScheduler<S> tiles(p); tiles.valid(); tiles.next()) {
     const Tile tile = tiles.tile();
     const int row = tile.m * S.tile_m;
-    const int first = row + 64 * place.warpgroup;
-    // All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows.
-    const BlockRange blocks = {BlockRange::of<S>(p, first, first + 64).full,
+    const int first = row + warpgroup_rows * place.warpgroup;
+    // All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and
+    // one above the diagonal may mask a whole block.
+    const BlockRange blocks = {BlockRange::of<S>(p, first, first + warpgroup_rows).full,
                                BlockRange::of<S>(p, row, row + S.tile_m).end};
     const Mask<S> mask(p, row + place.row, 2 * (place.lane % 4));
     OnlineSoftmax softmax(p.scale_log2);

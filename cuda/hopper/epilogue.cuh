@@ -1,5 +1,6 @@
 // The end of a tile: O is normalised, rounded and stored by TMA through the shared memory of its Q.
 #pragma once
+#include "hopper/place.cuh"
 #include "hopper/storage.cuh"
 #include "params.h"
 #include "ptx/arithmetic.cuh"
@@ -11,24 +12,6 @@
 #include "tile_scheduler.cuh"
 
 namespace cupyfa::hopper {
-
-/// Where a thread of a consumer warpgroup stands: it owns row `row` and row `row + 8` of the tile.
-template <FwdSpec S>
-struct Place {
-  int warpgroup, warp, lane;
-  int row;
-
-  __device__ static Place of_thread() {
-    const int thread = threadIdx.x - 128;
-    // Read from lane 0, the warpgroup is known to be uniform: descriptors are then computed once for the warp, in uniform
-    // registers (measured: no spills with three warpgroups, 28 instructions less in the mainloop).
-    const int warpgroup = __shfl_sync(0xffffffff, thread / 128, 0), warp = thread / 32 % 4, lane = thread % 32;
-    return {warpgroup, warp, lane, 64 * warpgroup + 16 * warp + lane / 4};
-  }
-
-  /// The 64 rows of this warpgroup in a panel of a tile with tile_m rows.
-  __device__ SharedAddress rows_of(SharedAddress panel) const { return panel + panel_bytes(64 * warpgroup); }
-};
 
 template <FwdSpec S>
 __device__ inline void store_lse(const FwdParams& p, const Tile& tile, const Place<S>& place, const RowPair& lse) {
@@ -64,12 +47,12 @@ template <FwdSpec S>
 __device__ inline void store_output(const FwdParams& p, const float (&O)[S.head_dim / 2], const RowPair& inverse,
                                     const Tile& tile, const Place<S>& place, const Slot& slot) {
   const int barrier = epilogue_barrier + place.warpgroup;
-  ptx::bar_sync(barrier, 128);  // proves that all four warps have finished reading Q
+  ptx::bar_sync(barrier, warpgroup_threads);  // proves that all four warps have finished reading Q
   stage_output<S>(O, inverse, place, slot);
   ptx::fence_proxy_async_shared_cta();
-  ptx::bar_sync(barrier, 128);  // proves that all rows are staged, and visible to TMA
+  ptx::bar_sync(barrier, warpgroup_threads);  // proves that all rows are staged, and visible to TMA
   if (place.warp == 0 && place.lane == 0) {
-    const int row = tile.m * S.tile_m + 64 * place.warpgroup;
+    const int row = tile.m * S.tile_m + warpgroup_rows * place.warpgroup;
 #pragma unroll
     for (int panel = 0; panel < S.panels(); ++panel) {
       ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, row, tile.head, tile.batch,
@@ -77,7 +60,7 @@ __device__ inline void store_output(const FwdParams& p, const float (&O)[S.head_
     }
     ptx::cp_async_bulk_commit_group();
     ptx::cp_async_bulk_wait_group_read<0>();  // proves that O has been read: the slot may take the next Q
-    release(slot);
+    Storage<S>::QConsumer::release(slot);
   }
 }
 

@@ -2,10 +2,14 @@
 //
 // Schedule of a CTA, for two consumer warpgroups with overlap and pingpong; j runs from the last key block to the first:
 //
-//   producer (1 thread)   K[n] Q K[n-1] V[n] K[n-2] V[n-1] ...                        next tile: K[n] Q ...
-//   consumer 0            S[n] softmax | S[n-1]  O+=P[n]V[n]  | softmax[n-1] ......... | O stored by TMA
-//   consumer 1                softmax[n] ................     | S[n-1]  O+=P[n]V[n]    | softmax[n-1] ...
-//                                        turn passes to 1 -->                      turn passes to 0 -->
+//   producer, 1 thread   K[n] Q K[n-1] V[n] K[n-2] V[n-1] ...                                  next tile: K[n] Q ...
+//   consumer 0           S[n] softmax[n] | issue, pass | softmax[n-1]            | rescale O, P[n-1] | issue, pass | ...
+//     its WGMMA                          | S[n-1] |  O += P[n] V[n]              |                   | S[n-2] | ...
+//   consumer 1           S[n] softmax[n] | waits for its turn | issue, pass | softmax[n-1]                     | ...
+//     its WGMMA                                               | S[n-1] |  O += P[n] V[n]                       | ...
+//
+// Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. After the last
+// block O is normalised and stored by TMA, while the producer already loads the next tile.
 //
 // Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storage.cuh and ring.cuh (how they meet),
 // softmax.cuh and mask.cuh (the arithmetic), epilogue.cuh.
@@ -24,11 +28,11 @@ constexpr bool is_valid() {
   static_assert(S.head_dim % panel_cols == 0 && S.head_dim <= 256,
                 "head_dim is padded to a multiple of 64, at most 256");
   static_assert(S.tile_m == 64 || S.tile_m == 128 || S.tile_m == 192, "one to three consumer warpgroups of 64 rows");
-  static_assert(S.tile_n % 16 == 0, "P V takes 16 keys per instruction");
+  static_assert(S.tile_n % 16 == 0, "P V takes 16 keys per instruction (and ptx/wgmma.cuh lists the shapes)");
   static_assert(S.stages >= 1 && S.q_stages >= 1, "a ring needs a slot");
   static_assert(!S.pingpong || S.consumers() >= 2, "taking turns needs two warpgroups");
   static_assert(!S.setmaxnreg || S.consumers() >= 2,
-                "with one consumer warpgroup a thread can have 255 registers anyway");
+                "with tile_m=64 a thread can have 255 registers anyway: set setmaxnreg=False");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
   }
   __syncthreads();  // proves that the barriers are initialised
 
-  if (threadIdx.x < 128) {
+  if (threadIdx.x < warpgroup_threads) {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();
     if (threadIdx.x == 0) produce<S>(p, storage);
   } else {
@@ -65,7 +69,7 @@ __constant__ KernelTraits forward_traits = {
     .tile_m = S.tile_m,
     .tile_n = S.tile_n,
     .box_cols = panel_cols,
-    .box_rows_o = 64,
+    .box_rows_o = warpgroup_rows,
     .persistent = S.scheduler == Scheduler::persistent,
     .producer_registers = S.setmaxnreg ? S.producer_registers() : 0,
     .consumer_registers = S.setmaxnreg ? S.consumer_registers() : 0,

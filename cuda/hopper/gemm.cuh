@@ -25,7 +25,7 @@ __device__ inline void issue_scores(float (&scores)[S.tile_n / 2], SharedAddress
 /// never leaves the registers.
 template <FwdSpec S>
 __device__ inline void issue_output(float (&O)[S.head_dim / 2], const u32 (&P)[S.tile_n / 4], SharedAddress v) {
-  const Descriptor V = n_major(v, S.tile_n);
+  const Descriptor V = mn_major(v, S.tile_n);
   ptx::wgmma_fence();  // earlier writes of O and P come before these reads
 #pragma unroll
   for (int step = 0; step < S.tile_n / 16; ++step) {

@@ -6,8 +6,8 @@
 
 namespace cupyfa::hopper {
 
-/// Named barriers of a CTA; 0 is __syncthreads(). One per consumer warpgroup each.
-enum NamedBarrier : int { turn_barrier = 1, epilogue_barrier = 4 };
+/// Named barriers of a CTA; 0 is __syncthreads(). One of each kind for each of the at most three consumer warpgroups.
+enum NamedBarrier : int { turn_barrier = 1, epilogue_barrier = turn_barrier + 3 };
 
 template <FwdSpec S>
 struct Storage {

@@ -124,5 +124,6 @@ CUPYFA_WGMMA_SHAPE(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134", 
 
 #undef CUPYFA_WGMMA_SHAPE
 #undef CUPYFA_WGMMA
+#undef CUPYFA_D8
 
 }  // namespace cupyfa::ptx

@@ -1,6 +1,9 @@
 """Which keys a query row sees, and which key blocks a query tile has to visit.
 
-The block arithmetic mirrors ``cuda/mask.cuh`` line by line; `visible` is the definition that it is tested against.
+The twin of ``cuda/mask.cuh``: `block_range` decides as ``BlockRange::of`` does and `TileMask.apply` as ``Mask::apply``,
+but for a whole tile, where the kernel has the rows of a warpgroup and a thread's fragment of the scores. A ragged last
+block has fewer columns here; the kernel masks the columns behind the last key. `visible` is the definition that both
+are tested against.
 """
 
 from __future__ import annotations
@@ -148,8 +151,8 @@ class TileMask:
         Parameters
         ----------
         scores : numpy.ndarray
-            Shape ``(..., row_end - row_begin, keys of block j)``, already scaled: scaling afterwards would compute
-            ``-inf * 0`` for a zero scale and turn -inf into +inf for a negative one.
+            Shape ``(..., row_end - row_begin, keys of block j)``, raw, or scaled by a positive factor: a factor of 0
+            applied afterwards would compute ``-inf * 0``, and a negative one turn -inf into +inf.
         j : int
             Block index.
 

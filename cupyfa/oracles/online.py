@@ -1,9 +1,21 @@
 """The tiled online recurrence: twin of the kernel's consumer loop, and the library's CPU backend.
 
-The loop has the names, the order and the rounding points of the CUDA kernel, so that the two can be read side by side.
-A query tile visits its key blocks from the last to the first, keeps a running row maximum ``m``, a row sum ``l`` and an
-unnormalised output ``O``, and shrinks ``O`` and ``l`` whenever the maximum grows (arXiv 2407.08608, algorithm 1;
-specification 0x01, 0x03 and 0x05). Asynchrony changes when the kernel does each step, never what it computes.
+`OnlineSoftmax` is ``cuda/softmax.cuh``; the loop around it is ``Mainloop`` and ``consume`` of
+``cuda/hopper/consumer.cuh``. Names, order of steps, decisions and rounding points are the kernel's. A query tile visits
+its key blocks from the last to the first, keeps the running ``maximum`` and ``sum`` of each row and an unnormalised
+output ``O``, and shrinks ``O`` and ``sum`` whenever the maximum grows (arXiv 2407.08608, algorithm 1; specification
+0x01, 0x03 and 0x05). Asynchrony changes when the kernel does each step, never what it computes.
+
+What still differs:
+
+* The order of additions. BLAS adds the products of a score or an output in its own order and rounds to nearest; the
+  tensor core adds several at a time and truncates. Row sums are pairwise here; the kernel has eight chains to a row,
+  and may contract the first product and sum of each into an fma.
+* exp2 and log2 are good to about an ulp of float32 here; the GPU approximates them to about 2**-22. It also flushes
+  subnormal numbers to 0.
+* The fma of a score is rounded to float64 and then to float32: half an ulp off in about one of 2**29 cases.
+* An unseen key adds nothing to the output here, whatever its value is; the GPU adds ``0 * value``, which is NaN where
+  the value is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -21,6 +33,8 @@ Float32Array = npt.NDArray[np.float32]
 
 # Scores of one step over all the heads that are worked on together: they stay in a core's cache.
 _STEP_BUDGET = 2**18
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+_LN2 = np.float32(math.log(2))
 
 
 def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
@@ -51,33 +65,44 @@ class OnlineSoftmax:
 
     Attributes
     ----------
-    m : numpy.ndarray
-        float32, ``(..., rows, 1)``: the largest score so far; -inf before the first.
-    l : numpy.ndarray
-        float32, ``(..., rows, 1)``: the sum of ``exp2(score - m)`` so far, of unrounded terms.
+    maximum : numpy.ndarray
+        float32, ``(..., rows, 1)``: the largest raw score so far; -inf before the first.
+    sum : numpy.ndarray
+        float32, ``(..., rows, 1)``: the sum of ``exp2(scale_log2 * (score - maximum))`` so far, of unrounded terms.
 
     Parameters
     ----------
     shape : tuple of int
         ``(..., rows)``.
+    scale_log2 : float
+        Rounded to float32. Positive, so that masked scores stay -inf.
 
     Examples
     --------
-    >>> softmax = OnlineSoftmax((1,))
-    >>> P, shrink = softmax.update(np.float32([[0.0, 1.0]]))
+    >>> softmax = OnlineSoftmax((1,), 0.5)
+    >>> P, shrink = softmax.update(np.float32([[0.0, 2.0]]))
     >>> P, shrink
     (array([[0.5, 1. ]], dtype=float32), array([[0.]], dtype=float32))
-    >>> P, shrink = softmax.update(np.float32([[3.0]]))
+    >>> P, shrink = softmax.update(np.float32([[6.0]]))
     >>> shrink
     array([[0.25]], dtype=float32)
-    >>> inverse_sum, lse = softmax.finish()
-    >>> float(inverse_sum[0, 0] * (1 + 0.25 * 1.5))
+    >>> inverse, lse = softmax.finish()
+    >>> float(inverse[0, 0] * (1 + 0.25 * 1.5))
     1.0
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.m: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
-        self.l: Float32Array = np.zeros((*shape, 1), dtype=np.float32)
+    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32) -> None:
+        self.scale_log2 = np.float32(scale_log2)
+        self.maximum: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
+        self.sum: Float32Array = np.zeros((*shape, 1), dtype=np.float32)
+
+    def scaled(self, maximum: Float32Array) -> Float32Array:
+        """Return ``maximum * scale_log2``, rounded: the same maximum always gives the same reference.
+
+        A maximum that stays then shrinks by exactly 1. An fma in the exponent of `shrink` would leave the rounding
+        error of this product there, and the sum would drift by 2**-24 in each block.
+        """
+        return maximum * self.scale_log2
 
     def update(self, scores: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Take in one block of scores.
@@ -85,59 +110,97 @@ class OnlineSoftmax:
         Parameters
         ----------
         scores : numpy.ndarray
-            float32, ``(..., rows, keys)``: scaled by ``softmax_scale * log2(e)``, then masked with -inf.
+            float32, ``(..., rows, keys)``: raw, -inf where masked.
 
         Returns
         -------
-        P : numpy.ndarray
-            float32, shape of `scores`: ``exp2(scores - m)`` with the new maximum, not rounded yet.
+        scores : numpy.ndarray
+            float32, a new array: ``exp2(scale_log2 * (score - maximum))`` with the new maximum, not rounded yet.
         shrink : numpy.ndarray
-            float32, ``(..., rows, 1)``: the factor that brings what was accumulated under the old maximum to the new.
+            float32, ``(..., rows, 1)``: the factor that brings what was accumulated before into the frame of the new
+            maximum.
         """
-        m = np.maximum(self.m, scores.max(axis=-1, keepdims=True))
-        # While a row has seen no key its maximum is -inf; it is measured against 0 then, for -inf - -inf is NaN.
-        reference = np.where(np.isneginf(m), np.float32(0), m)
-        shrink = np.exp2(self.m - reference)
-        P = np.exp2(scores - reference)
-        self.m = m
-        self.l = self.l * shrink + P.sum(axis=-1, keepdims=True)
-        return P, shrink
+        # fmax, as on the GPU, passes over a NaN score; its exponential is NaN, and so is the sum.
+        maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
+        # A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
+        reference = np.where(np.isneginf(maximum), np.float32(0), self.scaled(maximum))
+        shrink = np.exp2(self.scaled(self.maximum) - reference)
+        self.maximum = maximum
+        # fma(score, scale_log2, -reference): float64 holds the product exactly.
+        exponents = scores.astype(np.float64)
+        exponents *= np.float64(self.scale_log2)
+        exponents -= reference
+        scores = exponents.astype(np.float32)
+        np.exp2(scores, out=scores)
+        self.sum = self.sum * shrink + scores.sum(axis=-1, keepdims=True)
+        return scores, shrink
 
     def finish(self) -> tuple[Float32Array, Float32Array]:
         """Close the rows.
 
         Returns
         -------
-        inverse_sum : numpy.ndarray
-            float32, ``(..., rows, 1)``: what the output has to be multiplied by; 1 for a row that saw no key.
+        inverse : numpy.ndarray
+            float32, ``(..., rows, 1)``: the factor that normalises O; 0 for a row without keys.
         lse : numpy.ndarray
-            float32, ``(..., rows)``, natural logarithm; -inf for a row that saw no key.
+            float32, ``(..., rows)``, natural logarithm; -inf for a row without keys.
         """
         # Only an exact 0 means "no key": a NaN sum has to stay NaN, or a poisoned row would come out as zeros.
-        inverse_sum: Float32Array = np.reciprocal(np.where(self.l == 0, np.float32(1), self.l))
-        lse = (self.m + np.log2(self.l)) * np.float32(math.log(2))
-        return inverse_sum, lse[..., 0]
+        empty = self.sum == 0
+        inverse: Float32Array = np.where(empty, np.float32(0), np.float32(1) / np.where(empty, np.float32(1), self.sum))
+        lse = (self.scaled(self.maximum) + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
+        return inverse, lse[..., 0]
 
 
-def _forward_tile(
+def _mainloop(
+    softmax: OnlineSoftmax,
     Q: Float32Array,
     K: list[Float32Array],
     V: list[Float32Array],
-    scale_log2: np.float32,
     mask: TileMask,
     dtype: npt.DTypeLike,
-) -> tuple[Float32Array, Float32Array]:
-    """Run the mainloop of one query tile: ``Q`` is (heads, rows, d); ``K[j]`` and ``V[j]`` are (heads, keys, d)."""
+) -> Float32Array:
+    """Return the unnormalised output of a tile: ``Q`` is (heads, rows, d); ``K[j]``, ``V[j]`` are (heads, keys, d)."""
     blocks = mask.blocks
-    softmax = OnlineSoftmax(Q.shape[:-1])
     O = np.zeros((*Q.shape[:-1], V[0].shape[-1]), dtype=np.float32)
     for j in reversed(range(blocks.first, blocks.end)):
-        scores = mask.apply((Q @ K[j].swapaxes(-1, -2)) * scale_log2, j)
+        scores = Q @ K[j].swapaxes(-1, -2)
+        if j >= blocks.full:
+            scores = mask.apply(scores, j)
         scores, shrink = softmax.update(scores)
         O *= shrink
-        O += weighted_sum(round_to(scores, dtype), V[j], None if j < blocks.full else mask.block(j))
-    inverse_sum, lse = softmax.finish()
-    return O * inverse_sum, lse
+        P = round_to(scores, dtype)
+        O += weighted_sum(P, V[j], mask.block(j) if j >= blocks.full else None)
+    return O
+
+
+def _consume(
+    Q: Float32Array,
+    K: Float32Array,
+    V: Float32Array,
+    scale: float,
+    causal: bool,
+    tiles: tuple[int, int],
+    dtype: npt.DTypeLike,
+) -> tuple[Array, Float32Array]:
+    """Work through the query tiles of some heads; every array is (heads, seqlen, d)."""
+    (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n) = Q.shape, K.shape[1], tiles
+    if scale < 0:
+        Q = -Q
+    # A scale of 0 becomes the smallest number: scores still vanish against it, but a masked score stays -inf.
+    scale_log2 = np.float32(max(abs(scale) * math.log2(math.e), _SMALLEST_SCALE))
+    K_blocks = [K[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
+    V_blocks = [V[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
+    out = np.empty((heads, seqlen_q, V.shape[-1]), dtype=dtype)
+    lse = np.empty((heads, seqlen_q), dtype=np.float32)
+    for row in range(0, seqlen_q, tile_m):
+        rows = slice(row, min(row + tile_m, seqlen_q))
+        mask = TileMask(rows.start, rows.stop, seqlen_q, seqlen_k, tile_n, causal)
+        softmax = OnlineSoftmax((heads, rows.stop - rows.start), scale_log2)
+        O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, mask, dtype)
+        inverse, lse[:, rows] = softmax.finish()
+        out[:, rows] = (O * inverse).astype(dtype)
+    return out, lse
 
 
 def attention(
@@ -154,8 +217,9 @@ def attention(
 ) -> tuple[Array, Float32Array]:
     """Compute attention as the kernel does, block by block.
 
-    Scores enter as ``q @ k.T * float32(softmax_scale * log2(e))`` and ``exp2`` replaces ``exp``. ``P`` is rounded to
-    the input type before it multiplies ``v``; the row sum takes the unrounded values.
+    Scores are ``q @ k.T``, or ``-q @ k.T`` for a negative scale; ``exp2`` replaces ``exp``, with the factor
+    ``float32(abs(softmax_scale) * log2(e))`` in its argument. ``P`` is rounded to the input type before it multiplies
+    ``v``; the row sum takes the unrounded values.
 
     Parameters
     ----------
@@ -191,7 +255,8 @@ def attention(
 
     Notes
     -----
-    NaN and infinities behave as in `cupyfa.oracles.dense.attention`. arXiv 2407.08608, algorithm 1.
+    NaN and infinities behave as in `cupyfa.oracles.dense.attention`, except under a scale of 0: there a score of -inf
+    counts as masked, where ``0 * -inf`` is NaN. arXiv 2407.08608, algorithm 1.
 
     Examples
     --------
@@ -209,21 +274,18 @@ def attention(
         lse[...] = -np.inf
         return out, lse
 
-    scale_log2 = np.float32(resolve_scale(softmax_scale, head_dim) * math.log2(math.e))
-    # As many heads at a time as keep one step's scores small; long sequences go one head at a time.
-    step = min(seqlen_q, tile_m) * min(seqlen_k, tile_n)
-    elements = _STEP_BUDGET * max(1, seqlen_q * seqlen_k // max(1, step)) if step else _STEP_BUDGET
+    scale = resolve_scale(softmax_scale, head_dim)
+    elements = _group_size(seqlen_q, seqlen_k, tile_m, tile_n)
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        for b, h, Q, K, V in head_groups(q, k, v, np.float32, min(elements, 2**23)):
-            K_blocks = [K[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
-            V_blocks = [V[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
-            for row in range(0, seqlen_q, tile_m):
-                rows = slice(row, min(row + tile_m, seqlen_q))
-                mask = TileMask(rows.start, rows.stop, seqlen_q, seqlen_k, tile_n, causal)
-                O, row_lse = _forward_tile(Q[:, rows], K_blocks, V_blocks, scale_log2, mask, q.dtype)
-                out[b, rows, h] = O.astype(q.dtype)
-                lse[b, h, rows] = row_lse
+        for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
+            out[b, :, h], lse[b, h] = _consume(Q, K, V, scale, causal, (tile_m, tile_n), q.dtype)
     return out, lse
+
+
+def _group_size(seqlen_q: int, seqlen_k: int, tile_m: int, tile_n: int) -> int:
+    """How many scores the heads that are worked on together may have, so that one step's stay within the budget."""
+    step = min(seqlen_q, tile_m) * min(seqlen_k, tile_n)
+    return min(_STEP_BUDGET * max(1, seqlen_q * seqlen_k // step), 2**23) if step else _STEP_BUDGET
 
 
 def _result(name: str, array: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import forward, host, manifest, peers
+from benchmarks import first_call, forward, host, manifest, peers
 from benchmarks.correctness import Check
 from benchmarks.harness import Contestant, Spread, Timing
 from benchmarks.manifest import Row
@@ -275,6 +275,7 @@ def test_whole_run_with_a_fake_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(host, "time_on_host", fake_timer)
     monkeypatch.setattr(forward.measure_cell, "__defaults__", (fake_timer, None))
+    monkeypatch.setattr(first_call, "first_calls", lambda cache: [{"seconds": 0.71}, {"seconds": 0.0271}])
     path = tmp_path / "bench.json"
     arguments = ["--head-dim", "16", "--seqlen", "64", "--tokens", "64", "--hidden", "32", "--json", str(path)]
     assert forward.main(arguments) == 0
@@ -282,6 +283,7 @@ def test_whole_run_with_a_fake_gpu(monkeypatch, tmp_path, capsys):
     assert "| 16 | full | 64 |" in out
     assert "| 16 | causal | 64 |" in out
     assert "* cupyfa: 1000.0 us" in out
+    assert "0.71 s with compilation, 0.027 s in the next process" in out
     assert "absent: ModuleNotFoundError" in out
     assert "cupyfa ok" in err
     assert manifest.CONVENTIONS["regime"] in path.read_text(encoding="utf-8")

@@ -84,7 +84,7 @@ def test_scales(dtype, causal, scale):
     if scale == 0:
         seen = (np.arange(40) - 6).clip(0) if causal else np.full(40, 33)
         with np.errstate(divide="ignore"):
-            np.testing.assert_allclose(lse[0, 1], np.log(seen), rtol=1e-6)
+            np.testing.assert_allclose(lse[0, 1], np.log(seen), rtol=1e-6, atol=1e-37)
         assert (out[0, :7] == 0).all() == causal
 
 
@@ -197,26 +197,116 @@ def test_groups_of_heads_do_not_mix(monkeypatch):
             np.testing.assert_allclose(alone[1][0, 0], together[1][b, h], rtol=1e-6, atol=1e-6)
 
 
-def test_softmax_does_not_depend_on_how_scores_arrive():
+@pytest.mark.parametrize("scale_log2", [1.0, 0.25, 3.7, 1e-30])
+def test_softmax_does_not_depend_on_how_scores_arrive(scale_log2):
     scores = random_array((5, 64), np.float32, 1, amplitude=9.0)
     scores[2] = -np.inf
     scores[3, :40] = -np.inf  # whole blocks without a key, on either side of one that has some
     scores[4, 20:] = -np.inf
-    P = np.exp2(scores.astype(np.float64) - np.where(np.isneginf(scores), 0, scores).max(axis=-1, keepdims=True))
     with np.errstate(divide="ignore"):
-        expected = (np.log2(np.exp2(scores.astype(np.float64)).sum(axis=-1))) * math.log(2)
+        expected = np.log2(np.exp2(scores.astype(np.float64) * scale_log2).sum(axis=-1)) * math.log(2)
         for width in (1, 8, 20, 64):
-            softmax = OnlineSoftmax((5,))
+            softmax = OnlineSoftmax((5,), scale_log2)
             O = np.zeros((5, 1), np.float32)
             for begin in reversed(range(0, 64, width)):
-                p, shrink = softmax.update(scores[:, begin : begin + width])
+                P, shrink = softmax.update(scores[:, begin : begin + width])
                 assert ((shrink >= 0) & (shrink <= 1)).all()
-                O = O * shrink + p.sum(axis=-1, keepdims=True)
-            inverse_sum, lse = softmax.finish()
+                O = O * shrink + P.sum(axis=-1, keepdims=True)
+            inverse, lse = softmax.finish()
             np.testing.assert_allclose(lse, expected, rtol=1e-6, atol=1e-6)
-            np.testing.assert_allclose(O * inverse_sum, [[1], [1], [0], [1], [1]], rtol=1e-6)
-            np.testing.assert_array_equal(softmax.m[:, 0], scores.max(axis=-1))
-    assert P.max() == 1
+            np.testing.assert_allclose(O * inverse, [[1], [1], [0], [1], [1]], rtol=1e-6)
+            np.testing.assert_array_equal(inverse[2], [0])
+            np.testing.assert_array_equal(softmax.maximum[:, 0], scores.max(axis=-1))
+
+
+def test_shrink_is_exactly_1_when_the_maximum_stays():
+    # An fma in the exponent of shrink leaves the rounding error of maximum * scale_log2 there.
+    random = np.random.default_rng(7)
+    rows = 64
+    by_fma = 0
+    for scale_log2 in np.float32(np.exp2(random.uniform(-30, 4, 200))):
+        top = np.float32(random.normal(size=(rows, 1)) * np.exp2(random.uniform(-4, 8, (rows, 1))))
+        below = np.minimum(top, top - np.abs(np.float32(random.normal(size=(rows, 16)))))
+        softmax = OnlineSoftmax((rows,), scale_log2)
+        softmax.update(top)
+        for scores in (below, np.concatenate([below, top], axis=1), np.full_like(below, -np.inf)):
+            _, shrink = softmax.update(scores)
+            np.testing.assert_array_equal(shrink, np.ones((rows, 1), np.float32))
+            np.testing.assert_array_equal(softmax.maximum, top)
+        exact = top.astype(np.float64) * np.float64(scale_log2)
+        by_fma += np.count_nonzero(np.exp2(np.float32(exact - softmax.scaled(top))) != 1)
+    assert by_fma > 1000  # the fault would show
+
+
+def test_lse_does_not_drift():
+    # 1,000 blocks whose keys are too far below the maximum to count.
+    random = np.random.default_rng(8)
+    scale_log2 = np.float32(0.18033688)
+    top = np.float32(random.normal(size=(256, 1)) * 100)
+    softmax = OnlineSoftmax((256,), scale_log2)
+    softmax.update(top)
+    first = softmax.sum.copy()
+    _, lse = softmax.finish()
+    for _ in range(1000):
+        _, shrink = softmax.update(top - np.float32(600))
+        assert (shrink == 1).all()
+    np.testing.assert_array_equal(softmax.sum, first)
+    np.testing.assert_array_equal(softmax.finish()[1], lse)
+
+
+def test_the_exponent_is_rounded_once():
+    # Near the maximum score * scale_log2 - reference cancels: a product that is rounded first would give 0 here.
+    scale_log2 = np.float32(1 + 2**-12)
+    top = np.float32(1 + 2**-12)  # the product is 1 + 2**-11 + 2**-24, a tie; the reference is 1 + 2**-11
+    softmax = OnlineSoftmax((1,), scale_log2)
+    softmax.update(np.float32([[top]]))
+    assert softmax.scaled(softmax.maximum) == np.float32(1 + 2**-11)
+    P, _ = softmax.update(np.float32([[np.nextafter(top, np.float32(0))]]))
+    exponent = np.float64(np.nextafter(top, np.float32(0))) * np.float64(scale_log2) - (1 + 2**-11)
+    assert -(2**-22) < exponent < 0
+    np.testing.assert_array_equal(P, [[np.exp2(np.float32(exponent))]])
+    assert P.dtype == np.float32
+
+
+def test_scores_are_negated_not_the_scale():
+    # The kernel computes -Q K' for a negative scale: the same bits as for queries of the other sign.
+    q, k, v = inputs((1, 70, 2, 32), (1, 90, 2, 32), np.float16)
+    for causal in (False, True):
+        out, lse = online.attention(q, k, v, softmax_scale=-0.3, causal=causal, tile_m=32, tile_n=16)
+        other, other_lse = online.attention(-q, k, v, softmax_scale=0.3, causal=causal, tile_m=32, tile_n=16)
+        np.testing.assert_array_equal(out, other)
+        np.testing.assert_array_equal(lse, other_lse)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-45, -1e-300])
+def test_the_smallest_scale(scale, monkeypatch):
+    seen = []
+
+    class Spy(OnlineSoftmax):
+        def __init__(self, shape, scale_log2):
+            seen.append(scale_log2)
+            super().__init__(shape, scale_log2)
+
+    monkeypatch.setattr(online, "OnlineSoftmax", Spy)
+    x = np.ones((1, 3, 1, 8), np.float16)
+    online.attention(x, x, x, softmax_scale=scale)
+    assert seen == [np.finfo(np.float32).tiny]
+    assert seen[0].dtype == np.float32
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_poisoned_row_stays_poisoned(special):
+    softmax = OnlineSoftmax((2,), 0.5)
+    scores = np.float32([[0, 1, 2, 3], [0, special, 1, 2]])
+    with np.errstate(invalid="ignore"):
+        for _ in range(2):
+            softmax.update(scores)
+            scores = np.zeros((2, 4), np.float32)
+        inverse, lse = softmax.finish()
+    np.testing.assert_array_equal(np.isnan(inverse[:, 0]), [False, True])
+    np.testing.assert_array_equal(np.isnan(lse), [False, True])
+    # A NaN is no maximum, as for the GPU's fmaxf.
+    assert softmax.maximum[1, 0] == (2 if np.isnan(special) else np.inf)
 
 
 def test_blocks_are_visited_from_the_last_to_the_first(monkeypatch):
@@ -230,8 +320,8 @@ def test_blocks_are_visited_from_the_last_to_the_first(monkeypatch):
     monkeypatch.setattr(OnlineSoftmax, "update", spy)
     q, k = np.zeros((1, 1, 1, 8), np.float16), np.zeros((1, 40, 1, 8), np.float16)
     q[..., 0], k[0, :, 0, 0] = 1, np.arange(40)
-    online.attention(q, k, k, softmax_scale=math.log(2), tile_n=16)
-    np.testing.assert_allclose(seen, [32, 16, 0], rtol=1e-6)
+    online.attention(q, k, k, softmax_scale=0.1, tile_n=16)
+    assert seen == [32, 16, 0]  # raw: the scale comes later
 
 
 def test_p_is_rounded_to_the_input_type():

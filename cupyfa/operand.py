@@ -1,0 +1,124 @@
+"""An array as the checks see it: its geometry."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["LAYOUTS", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
+
+Layout = Literal["BSHD", "BHSD"]
+LAYOUTS = ("BSHD", "BHSD")
+
+#: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
+Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A named array as the checks see it: its geometry, neither its address nor its data.
+
+    Attributes
+    ----------
+    name : str
+        The argument's name, for messages.
+    shape, strides : tuple of int
+        Strides in bytes.
+    dtype : numpy.dtype
+        Element type.
+    device : int or None
+        CUDA device, None for an array of NumPy.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device: int | None
+
+    @classmethod
+    def contiguous(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, device: int | None) -> Operand:
+        """Return the operand of an array that will be allocated."""
+        dtype = np.dtype(dtype)
+        strides = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return cls(name, shape, strides, dtype, device)
+
+    def in_bshd(self, layout: Layout) -> Operand:
+        """Return the operand with the axes (batch, seqlen, heads, head_dim)."""
+        if layout == "BSHD":
+            return self
+        order = (0, 2, 1, 3)
+        return dataclasses.replace(
+            self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order)
+        )
+
+    @functools.cached_property
+    def span(self) -> tuple[int, int]:
+        """Bytes from the first element to the first and behind the last byte of the array; (0, 0) if it is empty."""
+        if 0 in self.shape:
+            return 0, 0
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + self.dtype.itemsize
+
+
+def overlaps_itself(operand: Operand) -> bool:
+    """Whether two indices may name one element.
+
+    Parameters
+    ----------
+    operand : Operand
+        Any array.
+
+    Returns
+    -------
+    bool
+        False if each longer stride steps over the shorter ones.
+    """
+    if 0 in operand.shape:
+        return False
+    covered = operand.dtype.itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(operand.strides, operand.shape, strict=True) if n > 1):
+        if stride < covered:
+            return True
+        covered = stride * size
+    return False
+
+
+def share_memory(a: Operand, address_a: int, b: Operand, address_b: int) -> bool:
+    """Whether two strided arrays have a byte in common; interleaved slices of one buffer have none.
+
+    Parameters
+    ----------
+    a, b : Operand
+        The arrays.
+    address_a, address_b : int
+        Of their first elements.
+
+    Returns
+    -------
+    bool
+        NumPy solves it exactly from the addresses; nothing is read.
+    """
+    low_a, high_a = a.span
+    low_b, high_b = b.span
+    if address_a + low_a >= address_b + high_b or address_b + low_b >= address_a + high_a:
+        return False  # the usual case
+    return np.shares_memory(np.asarray(_Memory(a, address_a)), np.asarray(_Memory(b, address_b)))
+
+
+class _Memory:
+    """An array of NumPy at an address that may be the GPU's: only its bounds may be looked at."""
+
+    def __init__(self, operand: Operand, address: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": operand.shape,
+            "strides": operand.strides,
+            "typestr": f"|V{operand.dtype.itemsize}",
+            "data": (address, True),
+        }

@@ -1,0 +1,51 @@
+"""Launches of a sample of shapes, to be run under compute-sanitizer: ``make gpu-sanitize``.
+
+Instrumented kernels can hang on setmaxnreg, so the default is a spec without it; ``--setmaxnreg`` takes the shipped
+specs. A hang is *not run*, never *clean*.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+import cupyfa
+from cupyfa.testing import random_array
+
+# (batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim): one element, a tile and one more or less, GQA, many tiles,
+# padded head_dim.
+SHAPES = [
+    (1, 1, 1, 1, 1, 64),
+    (2, 127, 129, 2, 1, 64),
+    (1, 239, 113, 4, 2, 72),
+    (1, 256, 384, 2, 2, 128),
+    (3, 193, 65, 2, 1, 128),
+    (1, 130, 300, 2, 1, 200),
+    (40, 100, 90, 8, 4, 40),
+]
+WITHOUT_SETMAXNREG = {"setmaxnreg": False, "pingpong": False, "tile_m": 64, "tile_n": 64}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--setmaxnreg", action="store_true")
+    config = None if parser.parse_args().setmaxnreg else WITHOUT_SETMAXNREG
+    cupy.cuda.set_allocator(None)  # one cudaMalloc for each array: the sanitizer sees where it ends
+    launches = 0
+    for dtype in (ml_dtypes.bfloat16, np.float16):
+        for batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim in SHAPES:
+            q: Any = cupy.asarray(random_array((batch, seqlen_q, heads_q, head_dim), dtype, 1))
+            k, v = (cupy.asarray(random_array((batch, seqlen_k, heads_kv, head_dim), dtype, seed)) for seed in (2, 3))
+            for causal in (False, True):
+                cupyfa.attention(q, k, v, causal=causal, return_lse=True, config=config)
+                cupy.cuda.Device().synchronize()
+                launches += 1
+    print(f"{launches} launches with config={config}")
+
+
+if __name__ == "__main__":
+    main()
