@@ -355,9 +355,7 @@ def test_config(d: int, config: dict[str, Any]) -> None:
 def test_config_that_does_not_compile() -> None:
     q, k, v = inputs()
     with pytest.raises(cupyfa.CompileError, match=r"does not compile: .*error: .*exceed the shared memory of a CTA"):
-        cupyfa.attention(q, k, v, config={"stages": 9})
-    with pytest.raises(cupyfa.CompileError, match=r"one to three consumer warpgroups of 64 rows"):
-        cupyfa.attention(q, k, v, config={"tile_m": 100})
+        cupyfa.attention(q, k, v, config={"stages": 8})
     out, lse = attention_guarded(q, k, v)
     check(q, k, v, out, lse, context="after compile errors")
 
