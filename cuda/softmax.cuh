@@ -72,7 +72,7 @@ class OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
-      inverse.row[r] = sum == 0.f ? 0.f : 1.f / sum;
+      inverse.row[r] = maximum_[r] == minus_infinity ? 0.f : 1.f / sum;
       lse.row[r] = (scaled(maximum_[r]) + ptx::lg2_approx_ftz(sum)) * ln2;  // without keys: -inf + -inf
     }
     return inverse;

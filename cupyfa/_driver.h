@@ -13,6 +13,7 @@ namespace cupyfa::driver {
 using Result = int;  // CUresult
 using Stream = void*;
 using Function = void*;
+using Context = void*;
 
 constexpr unsigned cluster_dimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 constexpr unsigned programmatic_stream_serialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -47,6 +48,8 @@ static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig");
 static_assert(sizeof(TensorMap) == 128 && alignof(TensorMap) == 64, "CUtensorMap");
 
 using GetErrorName = Result (*)(Result, const char**);
+using CtxGetCurrent = Result (*)(Context*);
+using CtxSetCurrent = Result (*)(Context);
 using StreamIsCapturing = Result (*)(Stream, int*);
 using FuncSetAttribute = Result (*)(Function, int, int);
 using LaunchKernelEx = Result (*)(const LaunchConfig*, Function, void**, void**);

@@ -57,6 +57,9 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
         unsigned attribute_count
 
     ctypedef Result (*GetErrorName)(Result, const char **)
+    ctypedef void *Context
+    ctypedef Result (*CtxGetCurrent)(Context *)
+    ctypedef Result (*CtxSetCurrent)(Context)
     ctypedef Result (*StreamIsCapturing)(Stream, int *)
     ctypedef Result (*FuncSetAttribute)(DriverFunction, int, int)
     ctypedef Result (*LaunchKernelEx)(const LaunchConfig *, DriverFunction, void **, void **)
@@ -65,6 +68,8 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
         int, int, int, int)
 
 cdef GetErrorName cu_get_error_name = NULL
+cdef CtxGetCurrent cu_ctx_get_current = NULL
+cdef CtxSetCurrent cu_ctx_set_current = NULL
 cdef StreamIsCapturing cu_stream_is_capturing = NULL
 cdef FuncSetAttribute cu_func_set_attribute = NULL
 cdef LaunchKernelEx cu_launch_kernel_ex = NULL
@@ -88,7 +93,7 @@ cdef void *_driver_function(void *library, bytes name) except NULL:
 
 cdef int _load_driver() except -1:
     """Look the driver's functions up, once. Safe to run twice, should two threads come here together."""
-    global cu_get_error_name, cu_stream_is_capturing, cu_func_set_attribute
+    global cu_get_error_name, cu_ctx_get_current, cu_ctx_set_current, cu_stream_is_capturing, cu_func_set_attribute
     global cu_launch_kernel_ex, cu_tensor_map_encode_tiled
     if cu_launch_kernel_ex != NULL:
         return 0
@@ -96,6 +101,8 @@ cdef int _load_driver() except -1:
     if library == NULL:
         raise LaunchError("libcuda.so.1 was not found: a launch needs an NVIDIA driver")
     cu_get_error_name = <GetErrorName>_driver_function(library, b"cuGetErrorName")
+    cu_ctx_get_current = <CtxGetCurrent>_driver_function(library, b"cuCtxGetCurrent")
+    cu_ctx_set_current = <CtxSetCurrent>_driver_function(library, b"cuCtxSetCurrent")
     cu_stream_is_capturing = <StreamIsCapturing>_driver_function(library, b"cuStreamIsCapturing")
     cu_func_set_attribute = <FuncSetAttribute>_driver_function(library, b"cuFuncSetAttribute")
     cu_tensor_map_encode_tiled = <TensorMapEncodeTiled>_driver_function(library, b"cuTensorMapEncodeTiled")
@@ -134,14 +141,12 @@ cdef class TensorMapGeometry:
     cdef dict _encoded  # address -> 128 bytes: the rest of the key is this object
 
     def __init__(self, str dtype, tuple shape, tuple strides, tuple box):
-        cdef int i
         self.dtype, self.shape, self.strides, self.box = dtype, shape, strides, box
         self._type = {"float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16}[dtype]
-        for i in range(4):
-            self._shape[i] = shape[i]
-        for i in range(3):
-            self._strides[i] = strides[i]
-        self._box = [box[0], box[1], 1, 1]
+        self._shape[0], self._shape[1], self._shape[2], self._shape[3] = shape
+        self._strides[0], self._strides[1], self._strides[2] = strides
+        self._box[0], self._box[1] = box
+        self._box[2] = self._box[3] = 1
         self._encoded = {}
 
     cdef int _encode(self, uintptr_t address, TensorMap *map) except -1:
@@ -161,7 +166,7 @@ cdef class TensorMapGeometry:
             raise LaunchError(
                 f"cuTensorMapEncodeTiled: {_result_name(result)} for {self.dtype} at {address:#x}, shape {self.shape}, "
                 f"strides {self.strides} bytes, box {self.box}")
-        if len(self._encoded) >= 256:  # a program that never reuses its arrays must not grow
+        if len(self._encoded) >= 32:  # a program that never reuses its arrays must not grow
             self._encoded.clear()
         self._encoded[address] = (<const char *>map)[:sizeof(TensorMap)]
         return 0
@@ -206,9 +211,18 @@ cdef class Function:
 
     cdef readonly uintptr_t pointer
     cdef readonly bint launched
+    cdef Context _context  # in which the kernel was loaded
 
     def __init__(self, uintptr_t pointer):
         self.pointer = pointer
+
+    cdef int _bind_context(self) except -1:
+        """Give a thread that has no current context the kernel's, as calls of the CUDA runtime would."""
+        cdef Context current = NULL
+        cu_ctx_get_current(&current)
+        if current == NULL and self._context != NULL:
+            cu_ctx_set_current(self._context)
+        return 0
 
     def allow_shared_memory(self, int shared_bytes):
         """Let the kernel use more than 48 KiB of dynamic shared memory.
@@ -219,6 +233,7 @@ cdef class Function:
             Bytes of a CTA.
         """
         _load_driver()
+        cu_ctx_get_current(&self._context)
         cdef Result result = cu_func_set_attribute(
             <DriverFunction>self.pointer, max_dynamic_shared_size_bytes, shared_bytes)
         if result != 0:
@@ -282,7 +297,7 @@ cdef class LaunchGeometry:
         return 0
 
 
-def launch(Function function, LaunchGeometry geometry, uintptr_t stream, bytes params):
+def launch(Function function not None, LaunchGeometry geometry not None, uintptr_t stream, bytes params not None):
     """Launch a kernel whose only parameter is the struct ``params``.
 
     Parameters
@@ -297,6 +312,7 @@ def launch(Function function, LaunchGeometry geometry, uintptr_t stream, bytes p
         The packed struct.
     """
     _load_driver()
+    function._bind_context()
     geometry._launch(function, stream, <void *><char *>params)
 
 
@@ -354,8 +370,9 @@ cdef class ForwardLauncher:
     def __dealloc__(self):
         del self._params
 
-    def __init__(self, *, Function function, LaunchGeometry geometry, TensorMapGeometry q, TensorMapGeometry k,
-                 TensorMapGeometry v, TensorMapGeometry o, tuple lse_strides, float scale_log2, int seqlen_q,
+    def __init__(self, *, Function function not None, LaunchGeometry geometry not None,
+                 TensorMapGeometry q not None, TensorMapGeometry k not None, TensorMapGeometry v not None,
+                 TensorMapGeometry o not None, tuple lse_strides, float scale_log2, int seqlen_q,
                  int seqlen_k, unsigned heads_q, unsigned heads_per_kv, unsigned heads_total, unsigned tiles_m,
                  unsigned tiles, unsigned heads_per_section):
         cdef FwdParams *p = self._params
@@ -371,6 +388,7 @@ cdef class ForwardLauncher:
         """Launch on a stream; ``lse`` is 0 when nobody wants it."""
         cdef FwdParams p = self._params[0]
         _load_driver()
+        self.function._bind_context()
         self.q._encode(q, &p.q)
         self.k._encode(k, &p.k)
         self.v._encode(v, &p.v)

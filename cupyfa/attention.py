@@ -124,7 +124,9 @@ def attention(
     Notes
     -----
     The algorithm is FlashAttention-3's (arXiv 2407.08608). Scores and sums are float32; the probabilities are rounded
-    to the input dtype before they multiply V.
+    to the input dtype before they multiply V. Scaled scores up to a magnitude of 2^22 are meaningful: beyond, the
+    rounding of a float32 product is no longer small against 1, and from about 2^27 on a row may come out as NaN. A
+    scale of 0 stands for the smallest normal float32, which vanishes against scores up to 1e36.
 
     Examples
     --------
@@ -140,6 +142,8 @@ def attention(
     softmax_scale, causal = check_options(softmax_scale, causal, layout, return_lse)
     if isinstance(q, np.ndarray):
         _check_types(np.ndarray, k, v, out, lse)
+        if any(isinstance(array, np.ma.MaskedArray) for array in (q, k, v, out, lse)):
+            raise TypeError("attention: masked arrays are not supported; pass plain numpy.ndarray")
         if config is not None:
             config_items(config)
         out, lse = _on_cpu(q, k, v, softmax_scale, causal, layout, return_lse, out, lse)

@@ -36,8 +36,10 @@ def options(spec: FwdSpec) -> tuple[str, ...]:
     -------
     tuple of str
         ``-arch`` names the architecture-specific target: WGMMA, setmaxnreg and others do not exist without the ``a``.
+        ``--no-cache`` switches NVRTC's own cache off, which gives a kernel without the report of ptxas; CuPy's cache
+        keeps the kernel, and we keep the report.
     """
-    return ("-std=c++20", f"-arch={spec.arch}", "--ptxas-options=-v", "-lineinfo")
+    return ("-std=c++20", f"-arch={spec.arch}", "--ptxas-options=-v", "-lineinfo", "--no-cache")
 
 
 def compile_key(spec: FwdSpec) -> tuple[str, ...]:

@@ -40,7 +40,18 @@ class LaunchError(RuntimeError):
 
 
 def type_name(kind: type) -> str:
-    """Return the short name of a type, for messages: numpy.ndarray, torch.Tensor, list."""
+    """Return the short name of a type, for messages.
+
+    Parameters
+    ----------
+    kind : type
+        Any type.
+
+    Returns
+    -------
+    str
+        Such as ``numpy.ndarray``, ``torch.Tensor`` or ``list``.
+    """
     return (
         kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
     )

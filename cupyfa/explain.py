@@ -139,12 +139,13 @@ def explain(
         return _explain_gpu(q, k, v, scale, causal, layout, config)
     if config is not None:
         config_items(config)
+    device = None if arch is None else 0  # with an arch, the rules for arrays on a GPU
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not hasattr(x, "strides"):
             raise TypeError(f"explain: {name} is a {type_name(type(x))}; it must be a numpy.ndarray or a cupy.ndarray")
-    q, k, v = (Operand(name, x.shape, x.strides, x.dtype, None) for name, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (Operand(name, x.shape, x.strides, x.dtype, device) for name, x in (("q", q), ("k", k), ("v", v)))
     problem = Problem.from_operands(
-        q, k, v, None, None, softmax_scale=scale, causal=causal, layout=layout, want_lse=False, current_device=None
+        q, k, v, None, None, softmax_scale=scale, causal=causal, layout=layout, want_lse=False, current_device=device
     )
     if arch is None:
         return Explanation(

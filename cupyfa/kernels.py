@@ -92,6 +92,12 @@ def _compile(spec: FwdSpec) -> Kernel:
     import cupy  # noqa: PLC0415
 
     _check_installation()
+    if cupy.cuda.get_current_stream().is_capturing():
+        raise CompileError(
+            f"{spec} is not loaded yet, and a stream under capture cannot load it: call attention once before the "
+            "capture",
+            spec=spec,
+        )
     traits_expression = "&" + spec.traits_expression
     module = cupy.RawModule(
         code=amalgamate(spec.entry), options=options(spec), name_expressions=(spec.name_expression, traits_expression)
@@ -132,15 +138,15 @@ def _keep_report(spec: FwdSpec, log: str) -> PtxasReport | None:
 
     digest = hashlib.sha256("\0".join((*compile_key(spec), str(nvrtc.getVersion()))).encode()).hexdigest()
     cache = os.environ.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache")  # as CuPy documents it
-    path = pathlib.Path(cache, f"cupyfa-{digest[:32]}.ptxas.txt").expanduser()
+    path = pathlib.Path(os.path.expanduser(cache), f"cupyfa-{digest[:32]}.ptxas.txt")
     try:
         if log:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(log)
+            part.write_text(log, encoding="utf-8")
             os.replace(part, path)  # other processes see all of it or nothing
         else:
-            log = path.read_text()
+            log = path.read_text(encoding="utf-8")
         return PtxasReport.parse(log)
     except (OSError, ValueError):
         return None  # a cache that cannot be written, was emptied or damaged costs the report but not the kernel

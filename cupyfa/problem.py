@@ -334,6 +334,8 @@ def _check_memory(
                 )
     for operand in (q, k, v, out):
         _check_tma_strides(operand)
+    if lse is not None and any(stride % 4 for stride, size in zip(lse.strides, lse.shape, strict=True) if size > 1):
+        raise ValueError(f"attention: lse has strides {lse.strides} bytes; they must be multiples of 4")
 
 
 def _check_tma_strides(operand: Operand) -> None:

@@ -17,7 +17,7 @@ from cupyfa.select import Device
 __all__ = ["balance", "heads_per_section", "tile_costs", "tile_order"]
 
 _TILE_OVERHEAD = 1.0  # of prologue and epilogue, in key blocks
-_MAX_MODELLED_TILES = 2**18  # beyond, there are so many rounds that they even out by themselves
+_MAX_MODELLED_TILES = 2**15  # beyond, there are so many rounds that they even out by themselves
 
 
 def tile_costs(problem: Problem, tile_m: int, tile_n: int) -> npt.NDArray[np.float64]:
@@ -115,9 +115,10 @@ def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) 
     group = problem.heads_q // problem.heads_kv
     bytes_kv = 2 * problem.seqlen_k * problem.head_dim * problem.q.dtype.itemsize
     fitting = min(heads, max(1, device.l2_bytes // 2 // bytes_kv) * group)
-    costs = tile_costs(problem, traits["tile_m"], traits["tile_n"])
-    if not traits["persistent"] or heads * len(costs) > _MAX_MODELLED_TILES:
+    tiles = heads * -(-problem.seqlen_q // traits["tile_m"])
+    if not traits["persistent"] or tiles > _MAX_MODELLED_TILES:
         return fitting
+    costs = tile_costs(problem, traits["tile_m"], traits["tile_n"])
     # Whole groups of query heads, so that their key/value head is read once; down to a quarter of what fits.
     sections = [s for s in range(fitting, max(1, fitting // 4) - 1, -1) if s % group == 0]
     if 2 * heads <= device.multiprocessors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ def seen_as(name: str, view: Callable[[Any], Any], wide: tuple[int, ...]) -> Cal
     """A good call but for one array, which is a view of a larger one."""
     dtype = np.float32 if name == "lse" else np.float16
     return lambda xp: qkv(xp) | {name: view(zeros(xp, wide, dtype))}
+
+
+def as_strided(x: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """A view with any strides, by NumPy or CuPy."""
+    return importlib.import_module(type(x).__module__.split(".")[0]).lib.stride_tricks.as_strided(x, shape, strides)
 
 
 def shifted(name: str, offset: int) -> Callable[[Any], dict[str, Any]]:
@@ -493,6 +499,13 @@ BAD_CALLS: tuple[BadCall, ...] = (
         seen_as("out", lambda x: x[:, ::-1], Q),
         ValueError,
         "out has stride -128 bytes on its seqlen axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "lse-odd-strides",
+        seen_as("lse", lambda x: as_strided(x, (1, 4, 4), (104, 6, 26)), (1, 4, 40)),
+        ValueError,
+        r"lse has strides \(104, 6, 26\) bytes; they must be multiples of 4$",
         Where.GPU_RULES,
     ),
     BadCall(

@@ -167,7 +167,7 @@ def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
 
 
 def test_options() -> None:
-    assert options(SPEC) == ("-std=c++20", "-arch=sm_90a", "--ptxas-options=-v", "-lineinfo")
+    assert options(SPEC) == ("-std=c++20", "-arch=sm_90a", "--ptxas-options=-v", "-lineinfo", "--no-cache")
 
 
 @pytest.mark.parametrize("order", [("-arch=sm_90a", "-arch=sm_90"), ("-arch=sm_90", "-arch=sm_90a")])

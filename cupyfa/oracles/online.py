@@ -145,8 +145,8 @@ class OnlineSoftmax:
         lse : numpy.ndarray
             float32, ``(..., rows)``, natural logarithm; -inf for a row without keys.
         """
-        # Only an exact 0 means "no key": a NaN sum has to stay NaN, or a poisoned row would come out as zeros.
-        empty = self.sum == 0
+        # Told by the maximum: a sum that has vanished otherwise must not pass for "no key".
+        empty = np.isneginf(self.maximum)
         inverse: Float32Array = np.where(empty, np.float32(0), np.float32(1) / np.where(empty, np.float32(1), self.sum))
         lse = (self.scaled(self.maximum) + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
         return inverse, lse[..., 0]
@@ -255,8 +255,9 @@ def attention(
 
     Notes
     -----
-    NaN and infinities behave as in `cupyfa.oracles.dense.attention`, except under a scale of 0: there a score of -inf
-    counts as masked, where ``0 * -inf`` is NaN. arXiv 2407.08608, algorithm 1.
+    NaN and infinities behave as in `cupyfa.oracles.dense.attention`, except for a score of -inf under a scale of 0,
+    which counts as masked where ``0 * -inf`` is NaN, and for an infinity in V whose probability rounds to 0:
+    ``0 * inf`` is NaN. arXiv 2407.08608, algorithm 1.
 
     Examples
     --------

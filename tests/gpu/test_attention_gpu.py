@@ -360,6 +360,44 @@ def test_config_that_does_not_compile() -> None:
     check(q, k, v, out, lse, context="after compile errors")
 
 
+# --- Values ---
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("target", ["q", "k", "v"])
+def test_a_poisoned_row_reaches_the_rows_that_attend_to_it(target: str, value: float) -> None:
+    q, k, v = inputs(sq=300, sk=300, d=64)
+    arrays = {"q": q, "k": k, "v": v}
+    arrays[target][0, 200, 0, 3] = np.asarray(value, BF16)
+    out, _ = attention_guarded(q, k, v, causal=True)
+    bad = is_nan(out) | (bits(out) & 0x7FFF == 0x7F80)
+    assert not bool(bad[1].any())  # the other batch
+    reached = host(bad[0].any(axis=-1))  # (seqlen_q, heads_q)
+    if target == "q":
+        assert reached.sum() == reached[200, 0] == 1
+    elif target == "k":  # the query heads of its group, from row 200 on; a score of -inf is no harm
+        assert not reached[:200].any()
+        assert not reached[:, 2:].any()
+        assert reached[200:, :2].all() if np.isnan(value) else reached[200:, :2].any()
+    else:
+        traits = cupyfa.explain(q, k, v, causal=True).traits
+        assert traits is not None
+        block = 200 // traits["tile_n"] * traits["tile_n"]  # 0 * NaN reaches all rows of the tiles that visit the block
+        first = block // traits["tile_m"] * traits["tile_m"]
+        assert reached[200:, :2].all()
+        assert not reached[:first, :2].any()
+        assert not reached[:, 2:].any()
+
+
+@pytest.mark.parametrize("amplitude", [30.0, 300.0])
+def test_large_scores(amplitude: float) -> None:
+    q, k, v = inputs(d=128)
+    q = random_array(q.shape, BF16, 11, xp=cupy, amplitude=amplitude)
+    k = random_array(k.shape, BF16, 12, xp=cupy, amplitude=amplitude)
+    out, lse = attention_guarded(q, k, v)
+    check(q, k, v, out, lse, context=f"amplitude {amplitude}")
+
+
 # --- Streams, graphs, threads ---
 
 SPIN = r"""
@@ -427,6 +465,43 @@ def test_cuda_graph() -> None:
         graph.launch(stream)
         stream.synchronize()
         check(q, k, v, out, lse, context=f"replay {seed}", causal=True)
+
+
+def test_first_call_under_capture_is_refused() -> None:
+    q, k, v = inputs(d=128)
+    out = cupy.empty_like(q)
+    config = {"tile_n": 80, "stages": 1}  # a kernel that no other test loads
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(cupyfa.CompileError, match="call attention once before the capture"):
+            cupyfa.attention(q, k, v, out=out, config=config)
+        stream.end_capture()
+    cupyfa.attention(q, k, v, out=out, config=config)
+    check(q, k, v, out, None, context="after the refusal")
+
+
+def test_a_thread_without_a_context() -> None:
+    # A warm call with out= makes no call of the CUDA runtime that would give its thread a context.
+    q, k, v = inputs()
+    expected = cupyfa.attention(q, k, v)
+    out, errors = poison(cupy.empty_like(q)), []
+    cupyfa.attention(q, k, v, out=out)
+    poison(out)
+    cupy.cuda.Device().synchronize()
+
+    def work() -> None:
+        try:
+            cupyfa.attention(q, k, v, out=out)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    cupy.cuda.Device().synchronize()
+    assert errors == []
+    assert bool((bits(out) == bits(expected)).all())
 
 
 def test_four_threads() -> None:

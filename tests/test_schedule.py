@@ -1,0 +1,71 @@
+"""The host model of the tile scheduler chooses sections that end evenly."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from problems import make_problem
+
+from cupyfa.problem import Problem
+from cupyfa.schedule import balance, heads_per_section, tile_costs, tile_order
+from cupyfa.select import H200
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+TRAITS = {"tile_m": 128, "tile_n": 128, "persistent": 1}
+
+# (batch, seqlen, heads_q, heads_kv, head_dim): heads of a section. The first three are the benchmark's.
+SECTIONS = {
+    (16, 1024, 16, 16, 128): 44,
+    (4, 4096, 16, 16, 128): 64,
+    (1, 16384, 16, 16, 128): 16,
+    (2, 8192, 64, 64, 128): 6,
+    (2, 8192, 64, 8, 128): 32,
+}
+
+
+def problem(batch: int, seqlen: int, heads_q: int, heads_kv: int, head_dim: int, causal: bool = True) -> Problem:
+    return make_problem(
+        batch=batch,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        head_dim=head_dim,
+        dtype=BF16,
+        causal=causal,
+    )
+
+
+@pytest.mark.parametrize("shape", SECTIONS, ids=str)
+def test_sections(shape: tuple[int, ...]) -> None:
+    causal = problem(*shape)
+    section = heads_per_section(causal, TRAITS, H200)
+    assert section == SECTIONS[shape]
+    heads = shape[0] * shape[2]
+    costs = tile_costs(causal, 128, 128)
+    assert balance(tile_order(costs, heads, section), H200.multiprocessors) >= 0.98
+
+
+def test_a_section_can_be_unlucky() -> None:
+    # The reason for the model: 3 heads have keys and values in half of L2, and would end unevenly.
+    costs = tile_costs(problem(1, 16384, 16, 16, 128), 128, 128)
+    assert balance(tile_order(costs, 16, 3), H200.multiprocessors) < 0.85
+
+
+def test_sections_are_whole_groups_of_query_heads() -> None:
+    for heads_q, heads_kv in ((14, 2), (96, 8), (21, 7), (40, 1)):
+        section = heads_per_section(problem(8, 3000, heads_q, heads_kv, 128), TRAITS, H200)
+        assert section % (heads_q // heads_kv) == 0
+
+
+def test_without_a_mask_or_persistence_there_is_nothing_to_even_out() -> None:
+    assert heads_per_section(problem(4, 4096, 16, 16, 128, causal=False), TRAITS, H200) == 1
+    fitting = heads_per_section(problem(4, 4096, 16, 16, 128), TRAITS | {"persistent": 0}, H200)
+    assert fitting * 2 * 4096 * 128 * 2 <= H200.l2_bytes // 2 < (fitting + 1) * 2 * 4096 * 128 * 2
+
+
+def test_a_huge_problem_is_not_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupyfa.schedule.tile_costs", lambda *_: pytest.fail("modelled"))
+    assert heads_per_section(problem(65_536, 1024, 16, 16, 64), TRAITS, H200) > 1
+    assert heads_per_section(problem(1, 2**30, 1, 1, 8), TRAITS, H200) == 1
