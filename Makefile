@@ -1,4 +1,4 @@
-# make demo | test | test-full | gpu-test | gpu-sanitize | bench | lint | clean
+# make demo | test | test-full | gpu-test | gpu-sanitize | notebooks | bench | lint | clean
 #
 # Each target first builds and installs what it needs: into a virtual environment (VENV), or, with PYTHON=python3, into
 # BUILD/site for that interpreter as it is. The second way uses no network; it needs meson, ninja, Cython and a C++
@@ -40,7 +40,7 @@ PYTEST = $(PY) -m pytest $(PYTEST_ARGS)
 TIMEOUT = $(shell $(PY) -c 'import pytest_timeout' 2>/dev/null && echo --timeout=$(1) --timeout-method=thread)
 DEVICE_SOURCES = $(shell find cuda -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 
-.PHONY: demo test test-full gpu-test gpu-sanitize bench lint clean site
+.PHONY: demo test test-full gpu-test gpu-sanitize notebooks bench lint clean site
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -61,6 +61,9 @@ gpu-sanitize: $(READY)
 	  timeout 300 $(SANITIZE) --tool $$tool --error-exitcode 1 $(PY) tests/gpu/sanitize.py || exit 1; \
 	done
 
+notebooks: $(READY)
+	$(PY) -m pytest --nbmake notebooks $(call TIMEOUT,300)
+
 bench: $(READY)
 	$(PY) -m benchmarks.forward
 
@@ -79,7 +82,7 @@ clean:
 # --no-build-isolation: an editable install rebuilds itself at import, with the tools it was built with. The warnings of
 # the extension are errors here and not for a user, whose compiler may know warnings that ours does not.
 comma := ,
-EXTRAS = test,lint$(addprefix $(comma),$(CUDA_EXTRA))
+EXTRAS = test,lint,notebooks$(addprefix $(comma),$(CUDA_EXTRA))
 $(VENV)/.installed $(VENV)/.installed-cuda12 $(VENV)/.installed-cuda13: pyproject.toml meson.build
 	$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cupyfa needs Python 3.11 or newer")'
 	test -x $(PY) || $(BASE_PYTHON) -m venv $(VENV)

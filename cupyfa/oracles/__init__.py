@@ -3,13 +3,31 @@
 Nothing here touches a GPU, and nothing here imports another part of the library (NumPy and SciPy only), so an oracle
 can never inherit a mistake from the code that it judges.
 
-========= ===========================================================================================
-module    what it holds
-========= ===========================================================================================
-`mask`    which keys a query row sees; which key blocks a query tile visits, and which need masking
-`dense`   attention in float64 (the reference), and at the kernel's precision (the yardstick of error)
-`online`  the tiled online recurrence, twin of the consumer loop; also the library's CPU backend
-========= ===========================================================================================
+================= ========================================================================== =================
+module            what it holds                                                              specification
+================= ========================================================================== =================
+`mask`            which keys a query row sees; which key blocks a query tile visits          0x01, 0x08
+`dense`           attention in float64 (the reference), and at the kernel's precision        0x01
+`online`          the tiled online recurrence, twin of the consumer loop; the CPU backend    0x01, 0x05
+`backward`        the gradients in float64, in the five matrix products of the kernels       0x0A
+`formats`         number formats: what a few bits can hold, and how a value is rounded       0x06
+`float32`         two float32 instructions that NumPy lacks                                  0x09
+`exp2`            (package) 2**x by a polynomial                                             0x09
+`retained`        online softmax whose maximum may lag behind                                0x09
+`retained_bounds` what can be said about it in advance                                       0x09
+`correction`      rescaling O: who takes part, and when                                      0x05, 0x09
+`tile_time`       the resource model of one tile                                             0x01
+`hopper`          (package) the Hopper machine: barriers, ring, pingpong, WGMMA, ledgers     0x02 to 0x05
+`fp8`             (package) FP8 attention: descales, layouts, the transform, errors          0x06
+`blackwell`       (package) the Blackwell machine, FlashAttention-4's schedule, its backward 0x07, 0x08, 0x0A
+`reductions`      ordered reductions: who adds to a gradient when                            0x0A
+`scheduling`      (package) tiles on workers: costs, orders, schedules                       0x0B
+`evidence`        what a piece of evidence proves; compile keys                              0x0C, 0x0F
+`accounting`      (package) operations, rates, and which figures may be compared             0x0D
+`violations`      the base of the errors that the state machines raise
+================= ========================================================================== =================
+
+Only `dense`, `mask` and `online` are imported with this package; the library itself needs no other.
 
 Arrays are ``(batch, seqlen, heads, head_dim)``. Query head ``h`` uses key/value head ``h // (heads_q // heads_kv)``.
 Causal masks are aligned bottom-right. A row that sees no key gives out 0 and lse -inf. The lse is the natural

@@ -1,0 +1,12 @@
+#pragma once
+#include "ptx/types.cuh"
+#include "spec.cuh"
+
+namespace cupyfa::ptx {
+inline float ex2_approx_ftz(float x) { return x; }
+inline float lg2_approx_ftz(float x) { return x; }
+template <DType>
+u32 cvt_rn_x2(float, float) {
+  return 0;
+}
+}  // namespace cupyfa::ptx
