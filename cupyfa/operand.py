@@ -138,7 +138,8 @@ class _Memory:
 @functools.lru_cache(maxsize=256)
 def _share_memory(a: _Memory, b: _Memory) -> bool:
     """Solve it exactly, once: slices of one buffer come again and again. What is too hard to solve counts as shared."""
+    max_work: Any = 100_000  # older stubs of NumPy know -1 and 0 only
     try:
-        return np.shares_memory(np.asarray(a), np.asarray(b), max_work=100_000)
+        return np.shares_memory(np.asarray(a), np.asarray(b), max_work=max_work)
     except np.exceptions.TooHardError:
         return True

@@ -63,7 +63,7 @@ def rescale_by_vote(O: Array, gamma: Array, *, lanes: int = 32) -> tuple[Array, 
     >>> active.tolist(), O[:5, 0].tolist()
     ([True, False], [8.0, 8.0, 8.0, 4.0, 8.0])
     """
-    active = (_groups(O, gamma, lanes) < 1).any(axis=1)
+    active = np.any(_groups(O, gamma, lanes) < 1, axis=1)
     takes_part = np.repeat(active, lanes)[:, None]
     return np.where(takes_part, O * gamma, O), active
 
