@@ -3,7 +3,7 @@
 `Traces` compiles ``cuda/hopper/fwd.cu`` for the host, with ``tests/hopper_host/`` in the place of ``cuda/ptx/``, and
 runs one thread of each warp. No path in the kernel depends on a wait, so each warp's list of requests is complete.
 `replay` then plays the lists against each other with real barriers, copies and products that take random time, and
-compares all that a descriptor or an address says with the layouts of `cupyfa.oracles.hopper.wgmma`.
+compares all that a descriptor or an address says with the layouts of `cupyfa.oracles.hopper.descriptors` and `swizzle`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,11 @@ import numpy as np
 import pytest
 
 from cupyfa.oracles.hopper.barriers import MBarrier, NamedBarrier
+from cupyfa.oracles.hopper.descriptors import Descriptor, k_major_addresses, mn_major_addresses
 from cupyfa.oracles.hopper.machine import Machine, Program, Wait, Work
 from cupyfa.oracles.hopper.pipeline import EarlyRead, EarlyReuse, StaleGeneration
+from cupyfa.oracles.hopper.swizzle import panel_addresses, stmatrix_addresses
 from cupyfa.oracles.hopper.two_stage import MissingProduct
-from cupyfa.oracles.hopper.wgmma import (
-    Descriptor,
-    k_major_addresses,
-    mn_major_addresses,
-    panel_addresses,
-    stmatrix_addresses,
-)
 from cupyfa.oracles.hopper.wgmma_queue import ReleaseBeforeCompletion
 from cupyfa.oracles.mask import block_range
 from cupyfa.spec import FwdSpec

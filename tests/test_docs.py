@@ -14,6 +14,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)+)")
 FILE = re.compile(r"`((?:cuda|cupyfa|tests|benchmarks|docs|notebooks)/[\w./]+\.\w+)")
+ABBREVIATED = re.compile(r"`(?!tests/)[\w./]*::(?:\w+::)*[tT]est\w*`")
 LINK = re.compile(r"\]\(([\w./-]+\.md)\)")
 
 
@@ -49,10 +50,66 @@ def test_a_wrong_citation_is_found() -> None:
     assert missing(cited) == ["cupyfa/gone.py", "tests/gone.py", f"{here}::test_gone"]
 
 
+def sections(text: str) -> dict[str, list[str]]:
+    """Rows of a document's tables by heading; a table's head and rule are no rows."""
+    found: dict[str, list[str]] = {}
+    title = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        elif line.startswith("| ") and not line.startswith(("| # |", "| figure |")):
+            found.setdefault(title, []).append(line)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_ids_are_written_out(document: Path) -> None:
+    assert ABBREVIATED.findall(document.read_text(encoding="utf-8")) == []
+
+
+def test_an_abbreviated_id_is_found() -> None:
+    assert ABBREVIATED.findall("`tests/test_a.py::test_b`, `::test_c`, `test_a.py::test_d`") == [
+        "`::test_c`",
+        "`test_a.py::test_d`",
+    ]
+
+
+# The rows of the specification's failure tables: one that is deleted, or added, is noticed.
+FAILURES = {
+    "0x02 Hopper: copies, matrix units, registers": 11,
+    "0x03 Producer, consumers and the shared-memory ring": 11,
+    "0x04 Pingpong between consumer warpgroups": 17,
+    "0x05 Two stages inside one warpgroup": 13,
+    "0x06 FP8 on Hopper: layout is part of the arithmetic": 4 + 12,  # four contracts, then the table
+    "0x07 Blackwell: tensor memory and CTA pairs": 11 + 12,  # the mutations, then the table
+    "0x08 FlashAttention-4 forward": 9,
+    "0x09 Softmax numerics": 9,
+    "0x0A FlashAttention-4 backward": 12,
+    "0x0B Scheduling": 11,
+    "0x0D Reading benchmarks": 3 + 8,  # the table, then what the text says
+    "Architecture and dispatch": 6,
+    "Pipelines and synchronisation": 15,
+    "Memory and layout": 4,
+    "Numbers": 5,
+    "Measurement": 11,
+}
+
+
+def test_the_failure_lab_has_every_row() -> None:
+    rows = sections((ROOT / "docs/failure_lab.md").read_text(encoding="utf-8"))
+    assert {title: len(lines) for title, lines in rows.items()} == FAILURES
+    numbers = {title: [line.split("|")[1].strip() for line in lines] for title, lines in rows.items()}
+    assert [title for title, found in numbers.items() if len(set(found)) != len(found)] == []
+
+
 def test_every_row_of_the_failure_lab_says_what_shows_it() -> None:
     rows = [
-        line for line in (ROOT / "docs/failure_lab.md").read_text(encoding="utf-8").splitlines() if line[:2] == "| "
+        row for rows in sections((ROOT / "docs/failure_lab.md").read_text(encoding="utf-8")).values() for row in rows
     ]
-    rows = [row for row in rows if not row.startswith("| #")]
-    assert len(rows) >= 139  # the specification's tables and measurement failures
     assert [row for row in rows if not re.search(r"`tests/|emulator|kernel|later|`docs/", row.rsplit("|", 2)[1])] == []
+
+
+def test_every_figure_names_a_test() -> None:
+    rows = [row for rows in sections((ROOT / "docs/figures.md").read_text(encoding="utf-8")).values() for row in rows]
+    assert rows
+    assert [row for row in rows if not re.search(rf"{TEST.pattern}|^ none: ", row.rsplit("|", 2)[1])] == []

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from .dense import SCORE_BUDGET, attention, check_shapes, head_groups, resolve_scale, row_chunks
 from .mask import visible, weighted_sum
+from .violations import ContractViolation, check_shape
 
 __all__ = ["attention_backward", "delta_from_output", "delta_from_probabilities", "softmax_backward", "tiled_backward"]
 
@@ -25,8 +26,16 @@ Array = npt.NDArray[np.floating]
 Float64Array = npt.NDArray[np.float64]
 
 
+def _check_rows(where: str, **arrays: Array) -> None:
+    """Raise unless the arrays have one shape, rows of something: a row must not be taken for all rows."""
+    first = next(iter(arrays.values())).shape
+    if not first or any(x.shape != first for x in arrays.values()):
+        shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+        raise ContractViolation(f"{where}: {shapes} do not fit each other; they must be equal and have rows")
+
+
 def delta_from_probabilities(P: Array, dP: Array) -> Array:
-    """Return the row scalar as its definition says, ``delta_i = sum_j P_ij dP_ij``.
+    """Return the row scalar as its definition says, ``delta_i = sum_j P_ij dP_ij`` (0x0A).
 
     Parameters
     ----------
@@ -43,12 +52,13 @@ def delta_from_probabilities(P: Array, dP: Array) -> Array:
     >>> delta_from_probabilities(np.array([[0.25, 0.75]]), np.array([[4.0, 8.0]]))
     array([7.])
     """
+    _check_rows("delta_from_probabilities", P=P, dP=dP)
     delta: Array = (P * dP).sum(axis=-1)
     return delta
 
 
 def delta_from_output(dO: Array, O: Array) -> Array:
-    """Return the row scalar as kernels compute it, ``delta_i = dO_i . O_i``.
+    """Return the row scalar as kernels compute it, ``delta_i = dO_i . O_i`` (0x0A).
 
     Parameters
     ----------
@@ -65,12 +75,13 @@ def delta_from_output(dO: Array, O: Array) -> Array:
     >>> delta_from_output(np.array([[1.0, 2.0]]), np.array([[3.0, 2.0]]))
     array([7.])
     """
+    _check_rows("delta_from_output", dO=dO, O=O)
     delta: Array = (dO * O).sum(axis=-1)
     return delta
 
 
 def softmax_backward(P: Array, dP: Array, delta: Array) -> Array:
-    """Return ``dS = P (dP - delta)``, the row Jacobian of the softmax applied to dP.
+    """Return ``dS = P (dP - delta)``, the row Jacobian of the softmax applied to dP (0x0A).
 
     Parameters
     ----------
@@ -90,7 +101,7 @@ def softmax_backward(P: Array, dP: Array, delta: Array) -> Array:
     >>> softmax_backward(P, dP, np.array([7.0]))
     array([[-0.75,  0.75,  0.  ]])
     """
-    if P.shape != dP.shape or delta.shape != P.shape[:-1]:
+    if not P.ndim or P.shape != dP.shape or delta.shape != P.shape[:-1]:
         raise ValueError(f"softmax_backward: P {P.shape}, dP {dP.shape}, delta {delta.shape} do not fit each other")
     with np.errstate(invalid="ignore"):
         return np.where(P == 0, P.dtype.type(0), P * (dP - delta[..., None]))
@@ -182,7 +193,7 @@ def tiled_backward(
     tile_m: int,
     tile_n: int,
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Compute the gradients of one head tile by tile: the five products with their accumulation order.
+    """Compute the gradients of one head tile by tile: the five products with their accumulation order (0x0A).
 
     Parameters
     ----------
@@ -212,6 +223,8 @@ def tiled_backward(
     """
     if tile_m < 1 or tile_n < 1:
         raise ValueError(f"tiled_backward: tiles of {tile_m} x {tile_n}; both must be at least 1")
+    check_shape("tiled_backward", ("rows", "dims"), Q=Q, K=K, V=V, dO=dO)
+    check_shape("tiled_backward", (len(Q), V.shape[1]), dO=dO)
     out, lse = (x[0] for x in attention(*(x[None, :, None, :] for x in (Q, K, V)), softmax_scale=scale))
     delta, lse = delta_from_output(dO, out[:, 0]), lse[0]
     dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .retained import Policy, RetainedSoftmax
-from .violations import ContractViolation
+from .violations import ContractViolation, check_shape
 
 __all__ = ["DivergentCorrection", "rescale_by_vote", "rescale_per_lane", "two_stage"]
 
@@ -25,7 +25,7 @@ Array = npt.NDArray[np.floating]
 
 
 class DivergentCorrection(ContractViolation):
-    """The lanes of one warp disagree about entering a step that needs all of them."""
+    """The lanes of one warp disagree about entering a step that needs all of them (0x09)."""
 
 
 def _groups(O: Array, gamma: Array, lanes: int) -> Array:
@@ -34,11 +34,13 @@ def _groups(O: Array, gamma: Array, lanes: int) -> Array:
         raise ValueError(f"correction: O {O.shape} and gamma {gamma.shape}; they must be (rows, dims) and (rows, 1)")
     if lanes < 1 or O.shape[0] % lanes:
         raise ValueError(f"correction: {O.shape[0]} rows are no multiple of the {lanes} rows of a warp")
+    if not ((gamma >= 0) & (gamma <= 1)).all():
+        raise ContractViolation("correction: gamma must be in [0, 1]; a frame only moves up")
     return gamma.reshape(-1, lanes)
 
 
 def rescale_by_vote(O: Array, gamma: Array, *, lanes: int = 32) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Rescale O warp by warp; a warp without any ``gamma < 1`` skips the step.
+    """Rescale O warp by warp; a warp without any ``gamma < 1`` skips the step (0x09).
 
     Parameters
     ----------
@@ -69,7 +71,7 @@ def rescale_by_vote(O: Array, gamma: Array, *, lanes: int = 32) -> tuple[Array, 
 
 
 def rescale_per_lane(O: Array, gamma: Array, *, lanes: int = 32) -> Array:
-    """Rescale with a branch per lane instead of a vote: what must not be done.
+    """Rescale with a branch per lane instead of a vote: what must not be done (0x09).
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def two_stage(
     rescale: Literal["before", "after", "before with the new factor"],
     policy: Policy | None = None,
 ) -> tuple[Array, Array]:
-    """Run the two-stage schedule: PV of block j - 1 while the softmax of block j is computed.
+    """Run the two-stage schedule: PV of block j - 1 while the softmax of block j is computed (0x05).
 
     Parameters
     ----------
@@ -137,6 +139,12 @@ def two_stage(
     """
     if not scores or len(scores) != len(values):
         raise ValueError(f"two_stage: {len(scores)} score blocks and {len(values)} value blocks; need as many, and one")
+    if rescale not in ("before", "after", "before with the new factor"):
+        raise ContractViolation(f"two_stage: rescale is {rescale!r}; no such place")
+    check_shape("two_stage", ("rows", "keys"), scores=scores[0], values=values[0])
+    for j, (s, v) in enumerate(zip(scores, values, strict=True)):
+        check_shape(f"two_stage: block {j}", (len(scores[0]), "keys"), scores=s)
+        check_shape(f"two_stage: block {j}", (s.shape[1], values[0].shape[1]), values=v)
     policy = Policy(tau=0, omega=0) if policy is None else policy
     softmax = RetainedSoftmax(scores[0].shape[:1], policy, dtype=np.float32)
     O: Array = np.zeros((scores[0].shape[0], values[0].shape[1]), dtype=np.float32)

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .mask import visible, weighted_sum
+from .violations import check_range
+
+__all__ = ["SCORE_BUDGET", "attention", "check_shapes", "head_groups", "resolve_scale", "row_chunks", "same_precision"]
 
 Array = npt.NDArray[np.floating]
 Index = npt.NDArray[np.intp]
@@ -23,7 +26,7 @@ SCORE_BUDGET = 2**22
 
 
 def resolve_scale(softmax_scale: float | None, head_dim: int) -> float:
-    """Return the scale of the scores: the given one, or ``1 / sqrt(head_dim)``.
+    """Return the scale of the scores: the given one, or ``1 / sqrt(head_dim)`` (0x01).
 
     Parameters
     ----------
@@ -42,11 +45,13 @@ def resolve_scale(softmax_scale: float | None, head_dim: int) -> float:
     >>> resolve_scale(None, 64), resolve_scale(-2.0, 64)
     (0.125, -2.0)
     """
+    if softmax_scale is None:
+        check_range("attention", 1, head_dim=head_dim)
     return 1.0 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale)
 
 
 def check_shapes(q: Array, k: Array, v: Array) -> None:
-    """Raise ValueError unless the three arrays form one attention problem.
+    """Raise ValueError unless the three arrays form one attention problem (0x01).
 
     Parameters
     ----------
@@ -77,7 +82,7 @@ def check_shapes(q: Array, k: Array, v: Array) -> None:
 def head_groups(
     q: Array, k: Array, v: Array, dtype: type, elements: int
 ) -> Iterator[tuple[Index, Index, Array, Array, Array]]:
-    """Walk over all (batch, head) pairs, several small ones at a time, upcast once.
+    """Walk over all (batch, head) pairs, several small ones at a time, upcast once (0x01).
 
     One pair at a time would be the clearest, but far too slow for a batch of 65,537 one-token sequences.
 
@@ -108,7 +113,7 @@ def head_groups(
 
 
 def row_chunks(seqlen_q: int, elements_per_row: int) -> Iterator[slice]:
-    """Cut the query rows so that no chunk has many more than ``SCORE_BUDGET`` scores.
+    """Cut the query rows so that no chunk has many more than ``SCORE_BUDGET`` scores (0x01).
 
     Parameters
     ----------
@@ -203,7 +208,7 @@ def attention(
 def same_precision(
     q: Array, k: Array, v: Array, *, softmax_scale: float | None = None, causal: bool = False
 ) -> tuple[Array, npt.NDArray[np.float32]]:
-    """Compute the plain algorithm at the kernel's precision: the yardstick of unavoidable error.
+    """Compute the plain algorithm at the kernel's precision: the yardstick of unavoidable error (0x01).
 
     Scores are float32 products of the inputs as they are; the maximum is the exact one of the full row;
     ``P = exp2(scores - max)`` is float32, summed unrounded, and rounded to the input type only as an operand of

@@ -36,23 +36,23 @@ __all__ = [
 
 
 class EvidenceTooWeak(ContractViolation):
-    """A claim that none of the evidence at hand proves."""
+    """A claim that none of the evidence at hand proves (0x0C)."""
 
 
 class SkippedStep(ContractViolation):
-    """A later step is taken as proof of an earlier one that has not been shown."""
+    """A later step is taken as proof of an earlier one that has not been shown (0x0C)."""
 
 
 class StaleExecutor(ContractViolation):
-    """A cached kernel is called under assumptions that it was not generated for."""
+    """A cached kernel is called under assumptions that it was not generated for (0x0C)."""
 
 
 class ExpiredStatement(ContractViolation):
-    """A statement about one pinned state is applied to another."""
+    """A statement about one pinned state is applied to another (0x0C)."""
 
 
 class Witness(enum.Enum):
-    """Where evidence comes from."""
+    """Where evidence comes from (0x0C)."""
 
     PAPER = "paper"
     SOURCE = "source"
@@ -61,7 +61,7 @@ class Witness(enum.Enum):
 
 
 class Strength(enum.IntEnum):
-    """What a witness can do for a claim."""
+    """What a witness can do for a claim (0x0C)."""
 
     NONE = 0
     SUGGESTS = 1
@@ -69,7 +69,7 @@ class Strength(enum.IntEnum):
 
 
 class Claim(enum.Enum):
-    """Sentences that one would like to write about a kernel."""
+    """Sentences that one would like to write about a kernel (0x0C)."""
 
     DESIGN_EXISTS = "a longest-first design exists"
     VARIANT_RAN = "this scheduler variant ran"
@@ -117,11 +117,14 @@ def strength(claim: Claim, witness: Witness) -> Strength:
     >>> strength(Claim.INSTRUCTION_EMITTED, Witness.SOURCE).name
     'SUGGESTS'
     """
-    return _MATRIX[claim][list(Witness).index(witness)]
+    row, column = _MATRIX.get(claim), dict(zip(Witness, range(len(Witness)), strict=True)).get(witness)
+    if row is None or column is None:
+        raise ContractViolation(f"evidence: {claim!r} and {witness!r} must be a Claim and a Witness")
+    return row[column]
 
 
 def require(claim: Claim, witnesses: Collection[Witness]) -> None:
-    """Refuse a claim that no witness proves. Several suggestions do not add up to a proof.
+    """Refuse a claim that no witness proves. Several suggestions do not add up to a proof (0x0C).
 
     Parameters
     ----------
@@ -147,7 +150,7 @@ def require(claim: Claim, witnesses: Collection[Witness]) -> None:
 
 
 class Step(enum.IntEnum):
-    """The way from a call to a figure; each step can fail although those before it succeeded."""
+    """The way from a call to a figure; each step can fail although those before it succeeded (0x0C)."""
 
     CALL = 0
     ADMITTED = 1
@@ -160,7 +163,7 @@ class Step(enum.IntEnum):
 
 
 def reached(shown: Collection[Step]) -> Step:
-    """Return the last step up to which everything has been shown.
+    """Return the last step up to which everything has been shown (0x0C).
 
     Parameters
     ----------
@@ -243,7 +246,7 @@ CHECKLIST: dict[str, tuple[str, ...]] = {
 
 
 def missing_from(record: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """List what a record lacks.
+    """List what a record lacks (0x0F).
 
     Parameters
     ----------
@@ -319,7 +322,7 @@ class CompileCache:
 
 @dataclass(frozen=True)
 class Pin:
-    """What a statement about support depends on; it expires when any of these changes.
+    """What a statement about support depends on; it expires when any of these changes (0x0C).
 
     Attributes
     ----------
@@ -352,7 +355,7 @@ BETA24 = Pin("fa4-v4.0.0.beta24", "849f660f73b176e5ad5670e7f822c7fa9f3eaf8b")
 
 
 def check_statement(pinned: Pin, current: Pin) -> None:
-    """Refuse to carry a statement from one state to another, in either direction.
+    """Refuse to carry a statement from one state to another, in either direction (0x0C).
 
     Parameters
     ----------

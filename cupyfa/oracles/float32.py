@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from .violations import check_broadcast
+
 __all__ = ["add_rm", "fma_rn"]
 
 Float32Array = npt.NDArray[np.float32]
@@ -28,7 +30,7 @@ def _widen(x: npt.ArrayLike) -> Float64Array:
 
 
 def fma_rn(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Float32Array:
-    """Compute ``a * b + c`` with one rounding, to nearest even, as ``fma.rn.f32`` does.
+    """Compute ``a * b + c`` with one rounding, to nearest even, as ``fma.rn.f32`` does (0x09).
 
     Parameters
     ----------
@@ -52,6 +54,7 @@ def fma_rn(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Float32Array
     >>> float(fma_rn(x, x, -1)) == 2**-11 + 2**-24, float(x * x - np.float32(1)) == 2**-11
     (True, True)
     """
+    check_broadcast("fma_rn", a=a, b=b, c=c)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         product = _widen(a) * _widen(b)
         s, e = _two_sum(product, _widen(c))
@@ -63,7 +66,7 @@ def fma_rn(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Float32Array
 
 
 def add_rm(a: npt.ArrayLike, b: npt.ArrayLike) -> Float32Array:
-    """Compute ``a + b`` rounded towards minus infinity, as ``add.rm.f32`` does.
+    """Compute ``a + b`` rounded towards minus infinity, as ``add.rm.f32`` does (0x09).
 
     Parameters
     ----------
@@ -81,6 +84,7 @@ def add_rm(a: npt.ArrayLike, b: npt.ArrayLike) -> Float32Array:
     >>> float(add_rm(2.0**23, -0.25)) == 2**23 - 0.5, float(add_rm(2.0**23, 0.75)) == 2**23
     (True, True)
     """
+    check_broadcast("add_rm", a=a, b=b)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         s, e = _two_sum(_widen(a), _widen(b))
         nearest = s.astype(np.float32)

@@ -28,7 +28,7 @@ Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format of 8 or 16 bits.
+    """A binary floating-point format of 8 or 16 bits (0x06).
 
     Attributes
     ----------
@@ -52,6 +52,13 @@ class Format:
     fraction_bits: int
     has_infinity: bool
     saturates: bool
+
+    def __post_init__(self) -> None:
+        if self.bits not in (8, 16) or self.exponent_bits < 2 or self.fraction_bits < 1:
+            raise ValueError(
+                f"format: {self.name} has {self.exponent_bits} exponent and {self.fraction_bits} fraction bits; "
+                "they must be at least 2 and 1, and 8 or 16 with the sign"
+            )
 
     @property
     def bits(self) -> int:
@@ -240,7 +247,7 @@ FORMATS = {f.name: f for f in (E4M3FN, E5M2, BFLOAT16, FLOAT16)}
 
 
 def format_of(name: str) -> Format:
-    """Return the format of that name.
+    """Return the format of that name (0x06).
 
     Parameters
     ----------

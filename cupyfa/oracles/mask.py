@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .violations import ContractViolation, check_range, check_shape
+
+__all__ = ["BlockRange", "TileMask", "block_range", "visible", "weighted_sum"]
+
 Array = npt.NDArray[np.floating]
 
 
 def visible(seqlen_q: int, seqlen_k: int, causal: bool, rows: slice = slice(None)) -> npt.NDArray[np.bool_]:
-    """Tell for every (query, key) pair whether the query sees the key.
+    """Tell for every (query, key) pair whether the query sees the key (0x01).
 
     Parameters
     ----------
@@ -40,6 +44,7 @@ def visible(seqlen_q: int, seqlen_k: int, causal: bool, rows: slice = slice(None
     array([[1, 1, 0],
            [1, 1, 1]])
     """
+    check_range("visible", 0, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     row = np.arange(seqlen_q)[rows, None]
     if not causal:
         return np.ones((row.size, seqlen_k), dtype=np.bool_)
@@ -48,7 +53,7 @@ def visible(seqlen_q: int, seqlen_k: int, causal: bool, rows: slice = slice(None
 
 @dataclass(frozen=True)
 class BlockRange:
-    """The key blocks of one query tile, as block indices.
+    """The key blocks of one query tile, as block indices (0x01).
 
     Blocks ``first <= n < full`` are seen whole by every row and need no mask; blocks ``full <= n < end`` need one;
     the tile visits no other block.
@@ -60,7 +65,7 @@ class BlockRange:
 
 
 def block_range(row_begin: int, row_end: int, seqlen_q: int, seqlen_k: int, tile_n: int, causal: bool) -> BlockRange:
-    """Find the key blocks that the query rows ``row_begin <= i < row_end`` visit.
+    """Find the key blocks that the query rows ``row_begin <= i < row_end`` visit (0x01).
 
     Parameters
     ----------
@@ -88,6 +93,8 @@ def block_range(row_begin: int, row_end: int, seqlen_q: int, seqlen_k: int, tile
     >>> block_range(0, 128, 512, 500, 128, causal=False)  # the last block is ragged, so it is masked
     BlockRange(first=0, full=3, end=4)
     """
+    check_range("block_range", 1, tile_n=tile_n)
+    check_range("block_range", 0, row_begin=row_begin, row_end=row_end, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     shift = seqlen_k - seqlen_q
     keys_of_last_row = min(seqlen_k, row_end + shift) if causal else seqlen_k
     keys_of_first_row = min(seqlen_k, row_begin + 1 + shift) if causal else seqlen_k
@@ -100,7 +107,7 @@ def block_range(row_begin: int, row_end: int, seqlen_q: int, seqlen_k: int, tile
 
 @dataclass(frozen=True)
 class TileMask:
-    """The mask of one query tile, applied to its score blocks one at a time.
+    """The mask of one query tile, applied to its score blocks one at a time (0x01).
 
     Parameters
     ----------
@@ -121,6 +128,12 @@ class TileMask:
     tile_n: int
     causal: bool
 
+    def __post_init__(self) -> None:
+        check_range("tile mask", 1, tile_n=self.tile_n)
+        check_range("tile mask", 0, seqlen_q=self.seqlen_q, seqlen_k=self.seqlen_k)
+        check_range("tile mask", 0, self.seqlen_q, row_end=self.row_end)
+        check_range("tile mask", 0, self.row_end, row_begin=self.row_begin)
+
     @property
     def blocks(self) -> BlockRange:
         """The key blocks this tile visits."""
@@ -139,6 +152,7 @@ class TileMask:
         numpy.ndarray
             Booleans, shape ``(row_end - row_begin, keys of block j)``; a ragged last block has fewer keys.
         """
+        check_range("tile mask", 0, max(0, -(-self.seqlen_k // self.tile_n) - 1), block=j)
         key = np.arange(j * self.tile_n, min((j + 1) * self.tile_n, self.seqlen_k))[None, :]
         if not self.causal:
             return np.ones((self.row_end - self.row_begin, key.size), dtype=np.bool_)
@@ -161,13 +175,19 @@ class TileMask:
         numpy.ndarray
             `scores` itself when every row sees the whole block, else a new array.
         """
+        keys = max(0, min(self.tile_n, self.seqlen_k - j * self.tile_n))
+        if scores.shape[-2:] != (self.row_end - self.row_begin, keys):
+            raise ContractViolation(
+                f"tile mask: scores of block {j} have shape {scores.shape}; "
+                f"they must be (..., {self.row_end - self.row_begin}, {keys})"
+            )
         if not self.causal or j < self.blocks.full:
             return scores
         return np.where(self.block(j), scores, scores.dtype.type(-np.inf))
 
 
 def weighted_sum(P: Array, V: Array, seen: npt.NDArray[np.bool_] | None) -> Array:
-    """Compute ``P @ V`` such that an unseen key contributes nothing, even where its value is NaN or infinite.
+    """Compute ``P @ V`` such that an unseen key contributes nothing, even where its value is NaN or infinite (0x01).
 
     A plain product would compute ``0 * NaN`` there. Finite values take exactly the plain product.
 
@@ -192,6 +212,10 @@ def weighted_sum(P: Array, V: Array, seen: npt.NDArray[np.bool_] | None) -> Arra
     array([[ 2.],
            [nan]])
     """
+    if P.ndim < 2 or V.ndim < 2 or P.shape[:-2] != V.shape[:-2] or P.shape[-1] != V.shape[-2]:
+        raise ContractViolation(f"weighted_sum: P {P.shape} and V {V.shape}; need (..., rows, keys) and (..., keys, d)")
+    if seen is not None:
+        check_shape("weighted_sum", P.shape[-2:], seen=seen)
     finite = np.isfinite(V)
     everywhere = seen is None or bool(finite.all())
     total: Array = np.matmul(P, V if everywhere else np.where(finite, V, V.dtype.type(0)))

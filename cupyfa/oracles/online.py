@@ -27,6 +27,9 @@ import numpy.typing as npt
 
 from .dense import check_shapes, head_groups, resolve_scale
 from .mask import TileMask, weighted_sum
+from .violations import ContractViolation, check_range
+
+__all__ = ["OnlineSoftmax", "attention", "round_to"]
 
 Array = npt.NDArray[np.floating]
 Float32Array = npt.NDArray[np.float32]
@@ -38,7 +41,7 @@ _LN2 = np.float32(math.log(2))
 
 
 def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
-    """Round to the values that `dtype` can hold, to nearest even, and keep float32 as the container.
+    """Round to the values that `dtype` can hold, to nearest even, and keep float32 as the container (0x01).
 
     Parameters
     ----------
@@ -61,7 +64,7 @@ def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
 
 
 class OnlineSoftmax:
-    """The softmax of score rows that arrive block by block, in base 2.
+    """The softmax of score rows that arrive block by block, in base 2 (0x01).
 
     Attributes
     ----------
@@ -92,6 +95,8 @@ class OnlineSoftmax:
     """
 
     def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32) -> None:
+        if not 0 < scale_log2 < math.inf:
+            raise ContractViolation(f"softmax: scale_log2 is {scale_log2}; it must be positive and finite")
         self.scale_log2 = np.float32(scale_log2)
         self.maximum: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
         self.sum: Float32Array = np.zeros((*shape, 1), dtype=np.float32)
@@ -120,6 +125,9 @@ class OnlineSoftmax:
             float32, ``(..., rows, 1)``: the factor that brings what was accumulated before into the frame of the new
             maximum.
         """
+        if scores.shape[:-1] != self.sum.shape[:-1] or not scores.shape[-1]:
+            wanted = (*self.sum.shape[:-1], "keys")
+            raise ContractViolation(f"softmax: scores have shape {scores.shape}; they must be {wanted}")
         # fmax, as on the GPU, passes over a NaN score; its exponential is NaN, and so is the sum.
         maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
         # A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
@@ -215,7 +223,7 @@ def attention(
     tile_m: int = 128,
     tile_n: int = 128,
 ) -> tuple[Array, Float32Array]:
-    """Compute attention as the kernel does, block by block.
+    """Compute attention as the kernel does, block by block (0x01).
 
     Scores are ``q @ k.T``, or ``-q @ k.T`` for a negative scale; ``exp2`` replaces ``exp``, with the factor
     ``float32(abs(softmax_scale) * log2(e))`` in its argument. ``P`` is rounded to the input type before it multiplies
@@ -267,6 +275,7 @@ def attention(
     (1.0, True)
     """
     check_shapes(q, k, v)
+    check_range("attention", 1, tile_m=tile_m, tile_n=tile_n)
     (batch, seqlen_q, heads_q, head_dim), seqlen_k = q.shape, k.shape[1]
     out = _result("out", out, (batch, seqlen_q, heads_q, v.shape[3]), q.dtype)
     lse = _result("lse", lse, (batch, heads_q, seqlen_q), np.dtype(np.float32))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .violations import ContractViolation
+from .violations import ContractViolation, check_range
 
 __all__ = [
     "Addition",
@@ -31,11 +31,11 @@ __all__ = [
 
 
 class Deadlock(ContractViolation):
-    """Writers wait for a turn that will never come."""
+    """Writers wait for a turn that will never come (0x0A)."""
 
 
 class DuplicateTurn(ContractViolation):
-    """Two writers hold one turn: their order is not declared."""
+    """Two writers hold one turn: their order is not declared (0x0A)."""
 
 
 def dense_lock(n_block: int) -> int:
@@ -107,7 +107,7 @@ def gqa_lock(head: int, heads_per_kv: int) -> int:
 
 
 def causal_writers(blocks: Iterable[int]) -> tuple[list[int], dict[int, int]]:
-    """Order the valid key tiles of one query tile shortest first.
+    """Order the valid key tiles of one query tile shortest first (0x0A).
 
     Parameters
     ----------
@@ -127,11 +127,13 @@ def causal_writers(blocks: Iterable[int]) -> tuple[list[int], dict[int, int]]:
     ([3, 2, 1], {3: 0, 2: 1, 1: 2})
     """
     order = sorted(blocks, reverse=True)
+    if len(set(order)) < len(order):
+        raise ContractViolation(f"turn: key tiles {order} name one tile twice")
     return order, {n: spt_lock(n, order[0] + 1) for n in order}
 
 
 def sum_in_order(values: Sequence[float], order: Iterable[int] | None = None) -> np.float32:
-    """Add float32 values one after the other, rounding after each.
+    """Add float32 values one after the other, rounding after each (0x0A).
 
     Parameters
     ----------
@@ -151,15 +153,18 @@ def sum_in_order(values: Sequence[float], order: Iterable[int] | None = None) ->
     >>> float(sum_in_order(contributions)), float(sum_in_order(contributions, [0, 2, 1, 3]))
     (3.0, 4.0)
     """
+    indices = list(range(len(values)) if order is None else order)
+    if sorted(indices) != list(range(len(values))):
+        raise ContractViolation(f"sum_in_order: order {indices} must name each of 0 .. {len(values) - 1} once")
     total = np.float32(0)
-    for index in range(len(values)) if order is None else order:
+    for index in indices:
         total = np.float32(total + np.float32(values[index]))
     return total
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A tile, or a head, that adds to a gradient.
+    """A tile, or a head, that adds to a gradient (0x0A).
 
     Attributes
     ----------
@@ -181,10 +186,13 @@ class Writer:
     latency: float = 1.0
     ready: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_range(f"writer {self.name}", 0, lock=self.lock, latency=self.latency, ready=self.ready)
+
 
 @dataclass(frozen=True)
 class Addition:
-    """An event of the reduction.
+    """An event of the reduction (0x0A).
 
     Attributes
     ----------
@@ -206,7 +214,7 @@ class Addition:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of writers did.
+    """What a run of writers did (0x0A).
 
     Attributes
     ----------
@@ -232,7 +240,7 @@ def run_writers(
     bridge: bool = False,
     early_release: bool = False,
 ) -> Outcome:
-    """Run writers to the end, or to the point where none can go on.
+    """Run writers to the end, or to the point where none can go on (0x0A).
 
     Parameters
     ----------
@@ -299,6 +307,8 @@ class _Run:
         self.free = len(writers) if slots is None else slots
         if self.free < 1 and writers:
             raise ContractViolation(f"reduction: slots must be positive, not {slots}")
+        if self.turns <= max(self.held, default=-1):
+            raise ContractViolation(f"reduction: {self.turns} turns do not cover turn {max(self.held)}")
         self.ordered, self.bridge, self.early_release = ordered, bridge, early_release
         self.waiting = list(writers)
         self.resident: list[tuple[float, Writer]] = []  # with the time at which each has its contribution
@@ -306,6 +316,7 @@ class _Run:
         self.done: list[Writer] = []
         self.events: list[Addition] = []
         self.now, self.semaphore = 0.0, 0
+        self.most_events = 3 * len(writers) + self.turns  # add, added, release; a bridge over each missing slot
         self._advance()
 
     def step(self) -> None:
@@ -335,6 +346,8 @@ class _Run:
             self._deadlock()
 
     def _log(self, writer: int, action: str) -> None:
+        if len(self.events) >= self.most_events:  # no legal run gets here: a fault of the machine must not hang it
+            raise RuntimeError(f"reduction: more than {self.most_events} events; the last is {self.events[-1]}")
         self.events.append(Addition(self.now, writer, action, self.semaphore))
 
     def _release(self, writer: Writer) -> None:

@@ -37,12 +37,12 @@ Exp2 = Callable[[Array], Array]
 
 
 class RangeExceeded(ContractViolation):
-    """``2**(tau + omega)`` does not fit the format that P is rounded to."""
+    """``2**(tau + omega)`` does not fit the format that P is rounded to (0x09)."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How far the reference may lag, and where in its format P lies.
+    """How far the reference may lag, and where in its format P lies (0x09).
 
     Attributes
     ----------
@@ -69,11 +69,12 @@ class Policy:
     @property
     def largest(self) -> float:
         """The largest P that can occur, ``2**(tau + omega)``."""
-        return float(2.0 ** (self.tau + self.omega))
+        exponent = self.tau + self.omega
+        return math.inf if exponent >= 1024 else float(2.0**exponent)
 
     def headroom(self, fmt: Format) -> float:
         """Return how many times the largest P fits into a format, ``fmt.max / largest``."""
-        return fmt.max / self.largest
+        return fmt.max / self.largest if self.largest else math.inf
 
     def check(self, fmt: Format) -> None:
         """Raise unless every P fits.
@@ -104,7 +105,7 @@ POLICIES = {
 
 
 class RetainedSoftmax:
-    """The softmax of score rows that arrive block by block, with a reference that follows only when it must.
+    """The softmax of score rows that arrive block by block, with a reference that follows only when it must (0x09).
 
     Attributes
     ----------
@@ -159,6 +160,8 @@ class RetainedSoftmax:
     ) -> None:
         if not (math.isfinite(scale_log2) and scale_log2 > 0):
             raise ValueError(f"softmax: scale_log2 is {scale_log2}; it must be positive, or masked scores turn to +inf")
+        if not shape or min(shape) < 0:
+            raise ValueError(f"softmax: shape is {shape}; it must be (..., rows)")
         if vote_rows < 1 or shape[-1] % vote_rows:
             raise ValueError(f"softmax: {shape[-1]} rows are no multiple of the {vote_rows} that decide together")
         self.policy, self.vote_rows, self.exp2, self.dtype = policy, vote_rows, exp2, dtype
@@ -207,7 +210,7 @@ class RetainedSoftmax:
             ``(..., rows, 1)``: what everything accumulated so far must be multiplied by; 1 where the frame is kept.
         """
         s: Array = scores.astype(self.dtype)
-        if s.shape[:-1] != self.sum.shape[:-1]:
+        if s.shape[:-1] != self.sum.shape[:-1] or not s.shape[-1]:
             raise ValueError(f"softmax: scores have shape {s.shape}; they must be {(*self.sum.shape[:-1], 'keys')}")
         # fmax passes over a NaN score; its exponential is NaN, and so is the sum.
         largest: Array = np.fmax.reduce(s, axis=-1, keepdims=True)
@@ -257,7 +260,7 @@ def attend(
     p_format: Format | None = None,
     exp2: Exp2 = np.exp2,
 ) -> tuple[Array, Array, RetainedSoftmax]:
-    """Run the recurrence over whole rows, numerator included.
+    """Run the recurrence over whole rows, numerator included (0x09).
 
     Parameters
     ----------

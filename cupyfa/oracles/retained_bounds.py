@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .formats import Format
 from .retained import Policy
+from .violations import check_range
 
 __all__ = ["ExactRow", "Float32Bound", "exact_row", "float32_bound", "staircase"]
 
@@ -25,7 +26,7 @@ UNIT = 2.0**-24
 
 @dataclass(frozen=True)
 class ExactRow:
-    """One row after the recurrence, in rational numbers.
+    """One row after the recurrence, in rational numbers (0x09).
 
     Attributes
     ----------
@@ -62,7 +63,7 @@ class ExactRow:
 def exact_row(
     logits: Sequence[int], values: Sequence[int | Fraction], *, block: int, tau: float, omega: int
 ) -> ExactRow:
-    """Run the recurrence on one row without any rounding.
+    """Run the recurrence on one row without any rounding (0x09).
 
     Parameters
     ----------
@@ -113,7 +114,7 @@ def exact_row(
 
 @dataclass(frozen=True)
 class Float32Bound:
-    """How far the float32 recurrence may be from exact arithmetic.
+    """How far the float32 recurrence may be from exact arithmetic (0x09).
 
     Attributes
     ----------
@@ -140,7 +141,7 @@ def float32_bound(
     exp2_error: float = 2.0**-22,
     p_format: Format | None = None,
 ) -> Float32Bound:
-    """Bound the rounding error of the float32 recurrence.
+    """Bound the rounding error of the float32 recurrence (0x09).
 
     Parameters
     ----------
@@ -184,6 +185,10 @@ def float32_bound(
     """
     if keys < 1 or block < 1 or not magnitude >= 0:
         raise ValueError(f"float32_bound: keys {keys}, block {block}, magnitude {magnitude}")
+    check_range("float32_bound", 1, vote_rows=vote_rows)
+    check_range("float32_bound", 0, exp2_error=exp2_error)
+    if policy.tau + abs(policy.omega) > 1000:  # far outside float32
+        return Float32Bound(math.inf, math.inf, math.inf)
     blocks = -(-keys // block)
     moves = blocks - 1.0
     if policy.tau > 0:  # a row votes for a move when it has risen by more than tau, and it cannot leave [-M, M]
@@ -208,7 +213,7 @@ def float32_bound(
 
 
 def staircase(blocks: int, block: int, step: float, *, first: float = 0.0) -> npt.NDArray[np.float64]:
-    """Make a row of base-2 logits that rises from block to block, the adversary of a lazy reference.
+    """Make a row of base-2 logits that rises from block to block, the adversary of a lazy reference (0x09).
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ __all__ = ["TileTime"]
 
 @dataclass(frozen=True)
 class TileTime:
-    """Time that one tile needs on each engine, in any one unit.
+    """Time that one tile needs on each engine, in any one unit (0x01).
 
     Attributes
     ----------

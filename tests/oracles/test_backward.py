@@ -168,3 +168,25 @@ def test_shapes_are_checked():
         softmax_backward(np.ones((2, 3)), np.ones((2, 3)), np.ones(3))
     with pytest.raises(ValueError, match="tiles of 0 x 1"):
         tiled_backward(*(np.ones((2, 2)) for _ in range(4)), scale=1.0, tile_m=0, tile_n=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: backward.delta_from_output(np.ones((2, 3)), np.ones((1, 3))), r"dO \(2, 3\), O \(1, 3\) do not fit"),
+        (
+            lambda: backward.delta_from_output(np.ones((2, 3)), np.ones((2, 4))),
+            r"delta_from_output: dO \(2, 3\), O \(2, 4\)",
+        ),
+        (lambda: backward.delta_from_probabilities(np.ones((2, 3)), np.ones((1, 3))), r"P \(2, 3\), dP \(1, 3\)"),
+        (lambda: backward.delta_from_probabilities(np.float64(1), np.float64(1)), r"must be equal and have rows"),
+        (lambda: tiled_backward(*[np.ones(3)] * 4, scale=1.0, tile_m=1, tile_n=1), r"Q has shape \(3,\)"),
+        (
+            lambda: tiled_backward(*[np.ones((2, 3))] * 3, np.ones((1, 3)), scale=1.0, tile_m=1, tile_n=1),
+            r"dO has shape \(1, 3\); it must be \(2, 3\)",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

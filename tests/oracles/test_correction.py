@@ -102,3 +102,24 @@ def test_blocks_are_paired():
     for s, v in ((scores, values[:2]), ([], [])):
         with pytest.raises(ValueError, match="need as many"):
             two_stage(s, v, "after")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rescale_by_vote(np.ones((2, 1)), np.full((2, 1), 1.5), lanes=2), r"gamma must be in"),
+        (lambda: rescale_by_vote(np.ones((2, 1)), np.full((2, 1), np.nan), lanes=2), r"gamma must be in"),
+        (lambda: two_stage(*blocks(2), "later"), r"rescale is 'later'"),
+        (
+            lambda: two_stage([*blocks(1)[0], np.ones((1, 16), np.float32)], blocks(2)[1], "after"),
+            r"block 1: scores has shape \(1, 16\)",
+        ),
+        (
+            lambda: two_stage(blocks(2)[0], [*blocks(1)[1], np.ones((16, 1), np.float32)], "after"),
+            r"block 1: values has shape \(16, 1\)",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -206,3 +206,16 @@ def test_visible_agrees_with_the_rows_that_have_an_lse():
     q, k, v = make((1, 7, 1, 8), (1, 4, 1, 8))
     _, lse = dense.attention(q, k, v, causal=True)
     np.testing.assert_array_equal(np.isfinite(lse[0, 0]), visible(7, 4, True).any(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dense.resolve_scale(None, 0), r"head_dim is 0"),
+        (lambda: dense.attention(*[np.zeros((1, 2, 1, 0))] * 3), r"head_dim is 0"),
+        (lambda: dense.same_precision(*[np.zeros((1, 2, 1))] * 3), r"q has 3 axes"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -161,3 +161,16 @@ def test_every_coordinate_expires_a_statement(field):
     check_statement(BETA23, dataclasses.replace(BETA23))
     with pytest.raises(ExpiredStatement, match=rf"\['{field}'\] changed"):
         check_statement(BETA23, dataclasses.replace(BETA23, **{field: "other"}))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: strength("a longest-first design exists", Witness.RUN), r"must be a Claim and a Witness"),
+        (lambda: strength(Claim.FASTER, "run"), r"must be a Claim and a Witness"),
+        (lambda: require(Claim.FASTER, []), r"from nothing"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -88,3 +88,15 @@ def test_add_rounds_down(a, b):
 def test_operands_are_broadcast():
     assert fma_rn(np.ones((2, 1)), np.ones(3), 1).shape == (2, 3)
     assert add_rm(np.ones((2, 1)), np.ones(3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fma_rn(np.ones(2), np.ones(3), 0), r"fma_rn: a \(2,\), b \(3,\), c \(\) do not broadcast"),
+        (lambda: add_rm(np.ones((2, 2)), np.ones(3)), r"add_rm: a \(2, 2\), b \(3,\) do not broadcast"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

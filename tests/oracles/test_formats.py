@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupyfa.oracles.formats import BFLOAT16, E4M3FN, E5M2, FLOAT16, FORMATS, format_of
+from cupyfa.oracles.formats import BFLOAT16, E4M3FN, E5M2, FLOAT16, FORMATS, Format, format_of
 
 INDEPENDENT = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -152,3 +152,16 @@ def test_unknown_format():
     assert format_of("float8_e5m2") is E5M2
     with pytest.raises(ValueError, match="'e3m4' is none of float8_e4m3fn"):
         format_of("e3m4")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Format("e4m4", 4, 4, True, False), r"8 or 16 with the sign"),
+        (lambda: Format("e7m0", 7, 0, True, False), r"at least 2 and 1"),
+        (lambda: Format("e1m6", 1, 6, True, False), r"at least 2 and 1"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -102,3 +102,25 @@ def test_weighted_sum_keeps_special_values_where_they_are_seen(special):
     np.testing.assert_allclose(got[1][:, [0, 2]], expected[1][:, [0, 2]], rtol=1e-14)
     np.testing.assert_allclose(got[1, :2, 1], expected[1, :2, 1], rtol=1e-14)
     np.testing.assert_array_equal(got[1, 2:, 1], [special] * 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: visible(-1, 2, True), r"seqlen_q is -1"),
+        (lambda: block_range(0, 1, 4, 4, 0, True), r"tile_n is 0"),
+        (lambda: block_range(0, 1, 4, -4, 2, False), r"seqlen_k is -4"),
+        (lambda: TileMask(0, 5, 4, 4, 2, True), r"row_end is 5; it must be in 0 .. 4"),
+        (lambda: TileMask(3, 2, 4, 4, 2, True), r"row_begin is 3; it must be in 0 .. 2"),
+        (lambda: TileMask(0, 2, 4, 4, 2, True).block(2), r"block is 2; it must be in 0 .. 1"),
+        (lambda: TileMask(0, 2, 4, 4, 2, True).apply(np.zeros((1, 2)), 0), r"they must be \(..., 2, 2\)"),
+        (lambda: weighted_sum(np.ones((2, 3)), np.ones((4, 1)), None), r"P \(2, 3\) and V \(4, 1\)"),
+        (
+            lambda: weighted_sum(np.ones((2, 3)), np.ones((3, 1)), np.ones((1, 3), bool)),
+            r"seen has shape \(1, 3\); it must be \(2, 3\)",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -337,3 +337,19 @@ def test_p_is_rounded_to_the_input_type():
     rounded_out, exact_out = (np.float32(256 * x / (1 + w)).astype(ml_dtypes.bfloat16) for x in (rounded, w))
     assert rounded_out != exact_out
     assert out[0, 0, 0, 0] == rounded_out
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: OnlineSoftmax((2,), 0.0), r"scale_log2 is 0.0"),
+        (lambda: OnlineSoftmax((2,), math.nan), r"scale_log2 is nan"),
+        (lambda: OnlineSoftmax((2,), 1.0).update(np.zeros((1, 3), np.float32)), r"scores have shape \(1, 3\)"),
+        (lambda: OnlineSoftmax((2,), 1.0).update(np.zeros((2, 0), np.float32)), r"scores have shape \(2, 0\)"),
+        (lambda: online.attention(*[np.zeros((1, 2, 1, 8), np.float16)] * 3, tile_m=0), r"tile_m is 0"),
+        (lambda: online.attention(*[np.zeros((1, 2, 1, 8), np.float16)] * 3, tile_n=-1), r"tile_n is -1"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -85,6 +85,31 @@ def test_release_before_completion_changes_the_order():
     assert early.total == 4.0
 
 
+@pytest.mark.parametrize("early_release", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("latency", [0.0, 1.0])
+def test_each_writer_releases_once(early_release, slots, latency):
+    outcome = run_writers(writers(latency=latency), slots=slots, early_release=early_release)
+    assert [e.writer for e in outcome.events if e.action == "release"] == [0, 1, 2, 3]
+    assert [e.semaphore for e in outcome.events if e.action == "release"] == [1, 2, 3, 4]
+    assert outcome.events[-1].semaphore == 4
+    for writer in range(4):
+        actions = [e.action for e in outcome.events if e.writer == writer]
+        assert actions == (["add", "release", "added"] if early_release else ["add", "added", "release"])
+
+
+def run_to_the_end(run):
+    while True:
+        run.step()
+
+
+def test_a_machine_that_never_stops_is_stopped():
+    run = reductions._Run(writers(), None, None, True, True, False)
+    run.turns = 10**9  # as if the bridge did not know where the schedule ends
+    with pytest.raises(RuntimeError, match=r"more than 16 events; the last is Addition\(.*'bridge'"):
+        run_to_the_end(run)
+
+
 def test_launch_order_against_turn_order():
     # Two slots, longest first: the residents wait for a turn whose writer cannot be launched.
     order, locks = causal_writers(range(4))
@@ -147,6 +172,14 @@ def test_bridge_completes_any_subset(locks, slots):
         (lambda: spt_lock(4, 4), "0 .. 3"),
         (lambda: gqa_lock(1, 0), "heads_per_kv"),
         (lambda: run_writers([Writer(0, 0)], slots=0), "slots"),
+        (lambda: run_writers([Writer(0, 3)], turns=3), "3 turns do not cover turn 3"),
+        (lambda: causal_writers([1, 1]), "one tile twice"),
+        (lambda: sum_in_order([1, 2], [0, 5]), r"order \[0, 5\] must name each of 0 .. 1 once"),
+        (lambda: sum_in_order([1, 2], [0, 0]), "once"),
+        (lambda: sum_in_order([1, 2], [0, -1]), "once"),
+        (lambda: Writer(0, -1), "lock is -1"),
+        (lambda: Writer(0, 0, latency=float("nan")), "latency is nan"),
+        (lambda: Writer(0, 0, ready=-1.0), "ready is -1.0"),
     ],
 )
 def test_bad_input(call, word):

@@ -420,3 +420,17 @@ def test_ml_dtypes_agrees_on_rounded_p():
     P = np.exp2(b.astype(np.float32) - m)
     expected = (P.astype(ml_dtypes.bfloat16).astype(np.float32) @ v.astype(np.float32)) / P.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(rounded, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: RetainedSoftmax((), Policy(0, 0)), r"shape is \(\)"),
+        (lambda: RetainedSoftmax((-1,), Policy(0, 0)), r"shape is \(-1,\)"),
+        (lambda: RetainedSoftmax((2,), Policy(0, 0)).update(np.zeros((2, 0))), r"scores have shape"),
+        (lambda: Policy(2000, 0).check(E4M3FN), r"= inf exceeds 448"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -111,6 +111,7 @@ def test_rounding_of_the_rows_constant_is_in_the_bound():
 def test_no_bound_where_float32_says_nothing():
     assert float32_bound(64, 8, Policy(4, 4), 1e9).out == math.inf
     assert float32_bound(64, 8, Policy(120, 4), 10.0).sum == math.inf  # 2**-126 is no longer small beside the sum
+    assert float32_bound(64, 8, Policy(0, -2000), 10.0, p_format=BFLOAT16).lse == math.inf
 
 
 def test_exact_row_rejects_nonsense():
@@ -145,3 +146,16 @@ def test_bound_checks_its_arguments(arguments):
     keys, block, magnitude = arguments
     with pytest.raises(ValueError, match="float32_bound"):
         float32_bound(keys, block, Policy(0, 0), magnitude)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: float32_bound(1, 1, Policy(0, 0), 1.0, vote_rows=0), r"vote_rows is 0"),
+        (lambda: float32_bound(1, 1, Policy(0, 0), 1.0, exp2_error=math.nan), r"exp2_error is nan"),
+        (lambda: staircase(0, 1, 1.0), r"staircase"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -35,3 +35,15 @@ def test_times_are_not_negative():
     with pytest.raises(ValueError, match="load is nan"):
         TileTime(float("nan"), 0, 0, 0, 0)
     assert TileTime(0, 0, 0, 0, 0).gain == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TileTime(-1, 0, 0, 0, 0), r"load is -1; it must not be negative"),
+        (lambda: TileTime(0, 0, 0, 0, float("nan")), r"store is nan"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

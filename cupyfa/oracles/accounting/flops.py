@@ -8,6 +8,7 @@ the full square whatever was skipped. They answer different questions and never 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -34,9 +35,15 @@ __all__ = [
 BACKWARD_FACTOR = Fraction(5, 2)
 
 
+def _check_not_negative(**counts: float | Fraction) -> None:
+    for name, count in counts.items():
+        if not 0 <= count < math.inf:
+            raise ValueError(f"accounting: {name} is {count}; it must be finite and not negative")
+
+
 @dataclass(frozen=True)
 class AttentionShape:
-    """One attention problem, as far as counting needs it.
+    """One attention problem, as far as counting needs it (0x0D).
 
     Attributes
     ----------
@@ -75,8 +82,9 @@ class AttentionShape:
                 raise ValueError(f"accounting: {name} is {getattr(self, name)}; it must be positive")
         if self.heads_kv is not None and (self.heads_kv <= 0 or self.heads % self.heads_kv):
             raise ValueError(f"accounting: {self.heads} heads are no multiple of the {self.heads_kv} key/value heads")
-        if any(side is not None and side < 0 for side in self.window):
-            raise ValueError(f"accounting: window is {self.window}; its sides must be None or at least 0")
+        sides = list(self.window)
+        if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+            raise ValueError(f"accounting: window is {self.window}; its two sides must be None or at least 0")
 
     @property
     def qk_flops(self) -> int:
@@ -106,6 +114,7 @@ class AttentionShape:
         int
             Operations.
         """
+        _check_not_negative(pairs=pairs)
         return 2 * self.batch * self.heads * pairs * (self.head_dim + self.head_dim_v)
 
 
@@ -145,7 +154,7 @@ def visible_pairs(shape: AttentionShape) -> int:
 
 
 def causal_half_pairs(seqlen_q: int, seqlen_k: int) -> Fraction:
-    """Return ``S_q S_k / 2``, the papers' convention for causal work.
+    """Return ``S_q S_k / 2``, the papers' convention for causal work (0x0D).
 
     The exact count of a square is larger by ``1 / S`` of it, and means little where the lengths differ.
 
@@ -164,11 +173,12 @@ def causal_half_pairs(seqlen_q: int, seqlen_k: int) -> Fraction:
     >>> causal_half_pairs(1024, 1024), causal_half_pairs(3, 3)
     (Fraction(524288, 1), Fraction(9, 2))
     """
+    _check_not_negative(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     return Fraction(seqlen_q * seqlen_k, 2)
 
 
 def scheduled_pairs(shape: AttentionShape, tile_m: int, tile_n: int) -> int:
-    """Count the pairs of all tiles that a kernel issues: ``M N`` for each visited block, masked and ragged ones whole.
+    """Count the pairs of all tiles that a kernel issues: ``M N`` for each visited block, masked ones whole (0x0D).
 
     Parameters
     ----------
@@ -196,7 +206,7 @@ def scheduled_pairs(shape: AttentionShape, tile_m: int, tile_n: int) -> int:
 
 @dataclass(frozen=True)
 class Numerators:
-    """Counted forward operations of one problem under every convention.
+    """Counted forward operations of one problem under every convention (0x0D).
 
     Attributes
     ----------
@@ -268,7 +278,7 @@ def numerators(shape: AttentionShape, tile_m: int, tile_n: int, tile_d: int | No
 def varlen_numerators(
     lengths: Iterable[tuple[int, int]], shape: AttentionShape, tile_m: int, tile_n: int
 ) -> Numerators:
-    """Sum the numerators of sequences with their own lengths.
+    """Sum the numerators of sequences with their own lengths (0x0D).
 
     Dense-equivalent is the sum of the sequences' own squares. Counting one padded square per sequence is a fourth
     numerator and none of these.
@@ -295,6 +305,7 @@ def varlen_numerators(
     """
     total = Numerators(0, Fraction(0), 0, 0)
     for seqlen_q, seqlen_k in lengths:
+        _check_not_negative(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         if seqlen_q and seqlen_k:
             one = replace(shape, batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
             total += numerators(one, tile_m, tile_n)
@@ -305,7 +316,7 @@ def varlen_numerators(
 
 
 def backward_flops(forward: int | Fraction) -> Fraction:
-    """Return ``2.5`` times the forward operations, the papers' convention.
+    """Return ``2.5`` times the forward operations, the papers' convention (0x0D).
 
     Parameters
     ----------
@@ -322,11 +333,12 @@ def backward_flops(forward: int | Fraction) -> Fraction:
     >>> float(backward_flops(274_877_906_944)) / 1e9
     687.19476736
     """
+    _check_not_negative(forward=forward)
     return BACKWARD_FACTOR * forward
 
 
 def backward_matmul_flops(shape: AttentionShape, pairs: int) -> int:
-    """Return the operations of the five backward products: ``2 B H pairs (3 d_qk + 2 d_v)``.
+    """Return the operations of the five backward products: ``2 B H pairs (3 d_qk + 2 d_v)`` (0x0D).
 
     ``S = Q K'``, ``dQ = dS K`` and ``dK = dS' Q`` contract or produce ``d_qk``; ``dP = dO V'`` and ``dV = P' dO`` have
     ``d_v``. It is 2.5 times forward only where the head dimensions are equal; for (192, 128) it is 2.6 times.
@@ -349,11 +361,12 @@ def backward_matmul_flops(shape: AttentionShape, pairs: int) -> int:
     >>> backward_matmul_flops(shape, 128**2) / shape.dense_flops
     2.6
     """
+    _check_not_negative(pairs=pairs)
     return 2 * shape.batch * shape.heads * pairs * (3 * shape.head_dim + 2 * shape.head_dim_v)
 
 
 def accounting_throughput(flops: int | Fraction, seconds: float) -> float:
-    """Return counted operations over time, in TFLOP/s.
+    """Return counted operations over time, in TFLOP/s (0x0D).
 
     Parameters
     ----------
@@ -377,6 +390,7 @@ def accounting_throughput(flops: int | Fraction, seconds: float) -> float:
     >>> round(accounting_throughput(4 * 32 * 1024 * 1024 * 16 * 128, 0.20e-3), 2)
     1374.39
     """
-    if not seconds > 0:
-        raise ValueError(f"accounting: the time is {seconds}; it must be positive")
+    _check_not_negative(flops=flops)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"accounting: the time is {seconds}; it must be positive and finite")
     return float(flops) / seconds / 1e12

@@ -7,6 +7,7 @@ is a measurement: the rows are arithmetic on times that somebody else took.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -27,7 +28,7 @@ __all__ = [
 
 
 class ReconciledRow(NamedTuple):
-    """One row: which pass, operations counted by the papers' convention, seconds, TFLOP/s."""
+    """One row: which pass, operations counted by the papers' convention, seconds, TFLOP/s (0x0D)."""
 
     mode: str
     flops: Fraction
@@ -38,7 +39,7 @@ class ReconciledRow(NamedTuple):
 def reconciliation_table(
     shape: AttentionShape, forward_seconds: float, backward_seconds: float
 ) -> tuple[ReconciledRow, ...]:
-    """Rate a time under each of the four numerators of a shape: dense and causal, forward and backward.
+    """Rate a time under each of the four numerators of a shape: dense and causal, forward and backward (0x0D).
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def reconciliation_table(
 
 
 def paper_problems(total_tokens: int = 32 * 1024, hidden: int = 2048) -> list[AttentionShape]:
-    """Return the shapes of the paper's main benchmark: 1k to 32k tokens, batch by total tokens, heads by hidden size.
+    """Return the shapes of the paper's main benchmark (0x0D): 1k to 32k tokens, batch by total, heads by hidden size.
 
     Parameters
     ----------
@@ -83,11 +84,21 @@ def paper_problems(total_tokens: int = 32 * 1024, hidden: int = 2048) -> list[At
     list of AttentionShape
         Without masks; each is run with and without a causal one.
 
+    Raises
+    ------
+    ValueError
+        If the tokens are no whole batches of 32k, or the hidden size no whole heads of 128.
+
     Examples
     --------
     >>> sorted({(s.head_dim, s.head_dim_v, s.heads) for s in paper_problems()})
     [(64, 64, 32), (128, 128, 16), (192, 128, 16)]
     """
+    if total_tokens <= 0 or total_tokens % (32 * 1024) or hidden <= 0 or hidden % 128:
+        raise ValueError(
+            f"accounting: total_tokens and hidden are {total_tokens} and {hidden};"
+            " they must be positive multiples of 32768 and of 128"
+        )
     heads = [(64, 64, hidden // 64), (128, 128, hidden // 128), (192, 128, 16)]
     lengths = [1024 * 2**i for i in range(6)]
     return [AttentionShape(total_tokens // s, h, s, s, d, dv) for d, dv, h in heads for s in lengths]
@@ -97,7 +108,7 @@ def paper_problems(total_tokens: int = 32 * 1024, hidden: int = 2048) -> list[At
 
 
 class Boundary(Enum):
-    """Which interval was timed."""
+    """Which interval was timed (0x0D)."""
 
     DEVELOPER_COMPILE = "developer compile"
     COLD_FIRST_CALL = "cold first call"
@@ -107,7 +118,7 @@ class Boundary(Enum):
 
 @dataclass(frozen=True)
 class Latency:
-    """The parts of a call, in seconds; each boundary sums other ones.
+    """The parts of a call, in seconds; each boundary sums other ones (0x0D).
 
     Attributes
     ----------
@@ -115,6 +126,11 @@ class Latency:
         From source to executable; argument checks; cache; module load; launch.
     kernel, preprocessing, packing, combine, framework : float
         The selected kernel alone; metadata; packing or paging; combination of splits; what the framework adds.
+
+    Raises
+    ------
+    ValueError
+        If a part is negative or not finite.
     """
 
     compile: float = 0.0
@@ -127,6 +143,11 @@ class Latency:
     packing: float = 0.0
     combine: float = 0.0
     framework: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, part in vars(self).items():
+            if not 0 <= part < math.inf:
+                raise ValueError(f"accounting: {name} takes {part} s; it must be finite and not negative")
 
     def within(self, boundary: Boundary) -> float:
         """Return the time inside a boundary.
@@ -141,6 +162,11 @@ class Latency:
         float
             Seconds.
 
+        Raises
+        ------
+        ValueError
+            If it is no boundary.
+
         Examples
         --------
         >>> call = Latency(compile=2.5, kernel=1e-3, framework=2e-3)
@@ -153,6 +179,8 @@ class Latency:
             return self.validation + self.lookup + self.compile + self.load + self.launch
         if boundary is Boundary.WARM_KERNEL:
             return self.kernel
+        if boundary is not Boundary.END_TO_END:
+            raise ValueError(f"accounting: {boundary!r} is no boundary; there are {', '.join(Boundary.__members__)}")
         return self.preprocessing + self.packing + self.kernel + self.combine + self.framework
 
 
@@ -160,7 +188,7 @@ class Latency:
 
 
 def speedup(baseline_seconds: float, seconds: float) -> float:
-    """Return ``S_{A/B} = t_B / t_A``: how many times A is faster than the baseline B.
+    """Return ``S_{A/B} = t_B / t_A``: how many times A is faster than the baseline B (0x0D).
 
     Parameters
     ----------
@@ -177,13 +205,13 @@ def speedup(baseline_seconds: float, seconds: float) -> float:
     >>> speedup(55, 2.5), round(speedup(45, 1.4), 2)
     (22.0, 32.14)
     """
-    if not (baseline_seconds > 0 and seconds > 0):
-        raise ValueError(f"accounting: times are {baseline_seconds} and {seconds}; they must be positive")
+    if not (0 < baseline_seconds < math.inf and 0 < seconds < math.inf):
+        raise ValueError(f"accounting: times are {baseline_seconds} and {seconds}; they must be positive and finite")
     return baseline_seconds / seconds
 
 
 def end_to_end_speedup(kernel_speedup: float, kernel_share: float) -> float:
-    """Return what a faster kernel is worth to a whole: ``1 / (1 - share + share / speedup)``.
+    """Return what a faster kernel is worth to a whole: ``1 / (1 - share + share / speedup)`` (0x0D).
 
     Parameters
     ----------
@@ -202,13 +230,16 @@ def end_to_end_speedup(kernel_speedup: float, kernel_share: float) -> float:
     >>> round(end_to_end_speedup(1.3, 0.2), 3)
     1.048
     """
-    if not (kernel_speedup > 0 and 0 <= kernel_share <= 1):
-        raise ValueError("accounting: the speedup must be positive and the share from 0 to 1")
+    if not (kernel_speedup > 0 and 0 <= kernel_share <= 1):  # an infinite speedup is the limit of what a share is worth
+        raise ValueError(
+            f"accounting: the speedup is {kernel_speedup} and the share {kernel_share};"
+            " the speedup must be positive and the share from 0 to 1"
+        )
     return 1 / (1 - kernel_share + kernel_share / kernel_speedup)
 
 
 def peak_throughput(multiprocessors: int, flops_per_cycle: int, hertz: float) -> float:
-    """Return what the matrix units could do at a clock, in TFLOP/s: ``multiprocessors * flops_per_cycle * f``.
+    """Return what the matrix units could do at a clock, in TFLOP/s: ``multiprocessors * flops_per_cycle * f`` (0x0D).
 
     Parameters
     ----------
@@ -229,6 +260,7 @@ def peak_throughput(multiprocessors: int, flops_per_cycle: int, hertz: float) ->
     >>> round(peak_throughput(132, 4096, 1.83e9))
     989
     """
-    if not (multiprocessors > 0 and flops_per_cycle > 0 and hertz > 0):
-        raise ValueError("accounting: multiprocessors, operations and clock must be positive")
+    for name, value in (("multiprocessors", multiprocessors), ("flops_per_cycle", flops_per_cycle), ("hertz", hertz)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"accounting: {name} is {value}; it must be positive and finite")
     return multiprocessors * flops_per_cycle * hertz / 1e12

@@ -29,19 +29,19 @@ __all__ = [
 
 
 class UnreconciledBaseline(ContractViolation):
-    """Two measurements differ in more than what is compared."""
+    """Two measurements differ in more than what is compared (0x0D)."""
 
 
 class IncompleteManifest(ContractViolation):
-    """A measurement does not say under which conditions it was made."""
+    """A measurement does not say under which conditions it was made (0x0D)."""
 
 
 class ManifestConflict(ContractViolation):
-    """Two records of one experiment contradict each other."""
+    """Two records of one experiment contradict each other (0x0D)."""
 
 
 class FallbackMeasured(ContractViolation):
-    """Another backend ran than the figure names."""
+    """Another backend ran than the figure names (0x0D)."""
 
 
 #: What two measurements must share before their ratio is quoted.
@@ -71,7 +71,7 @@ MANIFEST_FIELDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """One timed run with its conditions.
+    """One timed run with its conditions (0x0D).
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Measurement:
 
 
 def reconciled_speedup(baseline: Measurement, candidate: Measurement) -> float:
-    """Return the speedup of two measurements that differ in nothing but what ran.
+    """Return the speedup of two measurements that differ in nothing but what ran (0x0D).
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def reconciled_speedup(baseline: Measurement, candidate: Measurement) -> float:
 
 
 def missing_fields(manifest: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """List what a benchmark row does not record.
+    """List what a benchmark row does not record (0x0D).
 
     Parameters
     ----------
@@ -139,18 +139,26 @@ def missing_fields(manifest: Mapping[str, Mapping[str, object]]) -> list[str]:
     list of str
         ``"group.name"``; empty if the row can be reproduced.
 
+    Raises
+    ------
+    IncompleteManifest
+        If a group does not map names to values.
+
     Examples
     --------
     >>> missing_fields({})[0], len(missing_fields({}))
     ('identity.release', 48)
     """
+    for group, values in manifest.items():
+        if not isinstance(values, Mapping):
+            raise IncompleteManifest(f"accounting: the group {group} is {values!r}; it must map names to values")
     return [
         f"{group}.{n}" for group, names in MANIFEST_FIELDS.items() for n in names if n not in manifest.get(group, {})
     ]
 
 
 def merge_manifests(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:
-    """Join two records of one experiment, if they agree wherever both speak.
+    """Join two records of one experiment, if they agree wherever both speak (0x0D).
 
     Parameters
     ----------

@@ -33,52 +33,52 @@ __all__ = [
 
 
 class IllegalAllocation(ContractViolation):
-    """A size that is not a power of two between 32 and 512 columns."""
+    """A size that is not a power of two between 32 and 512 columns (specification 0x07)."""
 
 
 class AllocationGrows(ContractViolation):
-    """An allocation larger than one before it in the same kernel."""
+    """An allocation larger than one before it in the same kernel (specification 0x07)."""
 
 
 class PermitClosed(ContractViolation):
-    """An allocation after the permit was relinquished."""
+    """An allocation after the permit was relinquished (specification 0x07)."""
 
 
 class OutOfColumns(ContractViolation):
-    """No free columns are left: the instruction would block, and here nobody would free any."""
+    """No free columns are left: the instruction would block, and here nobody would free any (0x07)."""
 
 
 class MissingParticipant(ContractViolation):
-    """A collective that lacks the warp of one CTA."""
+    """A collective that lacks the warp of one CTA (specification 0x07)."""
 
 
 class CtaGroupMismatch(ContractViolation):
-    """A kernel mixes tcgen05 instructions of both CTA groups."""
+    """A kernel mixes tcgen05 instructions of both CTA groups (specification 0x07)."""
 
 
 class InactivePeer(ContractViolation):
-    """An operation while a CTA of its group, such as the peer, has not started or has exited."""
+    """An operation while a CTA of its group, such as the peer, has not started or has exited (0x07)."""
 
 
 class EarlyPeerExit(ContractViolation):
-    """A CTA of a pair exits while the pair may still touch its tensor memory."""
+    """A CTA of a pair exits while the pair may still touch its tensor memory (specification 0x07)."""
 
 
 class PeerNotQuiescent(ContractViolation):
-    """A deallocation while a CTA of the group still has an access in flight."""
+    """A deallocation while a CTA of the group still has an access in flight (specification 0x07)."""
 
 
 class NotAllocated(ContractViolation):
-    """An access to, or a deallocation of, columns that are not allocated."""
+    """An access to, or a deallocation of, columns that are not allocated (specification 0x07)."""
 
 
 class LeakedAllocation(ContractViolation):
-    """A kernel that ends with columns still allocated."""
+    """A kernel that ends with columns still allocated (specification 0x07)."""
 
 
 @dataclass(frozen=True)
 class Issue:
-    """Who issues an instruction.
+    """Who issues an instruction (specification 0x07).
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ _ACCESS = frozenset({"ld", "st", "wait::ld", "wait::st"})
 
 
 def issue_scope(operation: str, cta_group: int) -> Issue:
-    """Look up who issues a tcgen05 operation. One thread that issues is not one thread that computes.
+    """Look up who issues a tcgen05 operation. One thread that issues is not one thread that computes (0x07).
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def issue_scope(operation: str, cta_group: int) -> Issue:
 
 
 def legal_allocations() -> list[int]:
-    """Return the sizes that can be allocated, in columns: the powers of two from 32 to 512.
+    """Return the sizes that can be allocated, in columns: the powers of two from 32 to 512 (0x07).
 
     Examples
     --------
@@ -148,7 +148,7 @@ def _check_group(cta_group: int) -> None:
 
 
 class Kernel:
-    """Tensor memory of one kernel, in one CTA or in a pair.
+    """Tensor memory of one kernel, in one CTA or in a pair (specification 0x07).
 
     Attributes
     ----------

@@ -35,12 +35,12 @@ _EXCHANGE_PASSES = 3
 
 
 class MissingContraction(ContractViolation):
-    """Not all five products of the backward pass were counted."""
+    """Not all five products of the backward pass were counted (specification 0x0A)."""
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """One of the five products.
+    """One of the five products (specification 0x0A).
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ CONTRACTIONS = (
 
 @dataclass(frozen=True)
 class BackwardLedger:
-    """Resource times of one backward tile.
+    """Resource times of one backward tile (specification 0x0A).
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ def two_cta(tile: Tile, rates: Rates = PAPER) -> BackwardLedger:
 
 
 def check_contractions(names: tuple[str, ...]) -> int:
-    """Check which products somebody counted.
+    """Check which products somebody counted (specification 0x0A).
 
     Parameters
     ----------

@@ -16,12 +16,12 @@ __all__ = ["BackwardMap", "check_width", "map_1cta", "map_192_2cta", "map_2cta",
 
 
 class UnprovenWidth(ContractViolation):
-    """A width was read off the offsets; the CTA group's accumulator layout decides it."""
+    """A width was read off the offsets; the CTA group's accumulator layout decides it (specification 0x0A)."""
 
 
 @dataclass(frozen=True)
 class BackwardMap:
-    """Columns of tensor memory, per CTA.
+    """Columns of tensor memory, per CTA (specification 0x0A).
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ def map_192_2cta(tile: int = 128) -> BackwardMap:
 
 
 def check_width(region: Region, m: int, n: int, cta_group: int) -> None:
-    """Check the width of an accumulator's region against the layout of the product that writes it.
+    """Check the width of an accumulator's region against the layout of the product that writes it (0x0A).
 
     Parameters
     ----------

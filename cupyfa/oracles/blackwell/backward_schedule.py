@@ -32,16 +32,16 @@ _TILE_LOCAL = ("S", "P", "dP", "dS")
 
 
 class BrokenDependency(ContractViolation):
-    """A step reads what no earlier step wrote."""
+    """A step reads what no earlier step wrote (specification 0x0A)."""
 
 
 class GlobalMaterialization(ContractViolation):
-    """A score-sized matrix went to global memory: right gradients, but no FlashAttention any more."""
+    """A score-sized matrix went to global memory: right gradients, but no FlashAttention any more (0x0A)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the loop.
+    """One step of the loop (specification 0x0A).
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ _STEPS = {
 
 
 def step(action: str, tile: int, *, pair: bool = False) -> Step:
-    """Return a step of the loop by what it makes.
+    """Return a step of the loop by what it makes (specification 0x0A).
 
     Parameters
     ----------
@@ -93,6 +93,8 @@ def step(action: str, tile: int, *, pair: bool = False) -> Step:
     Step
         The step.
     """
+    if action not in _STEPS or tile < 0:
+        raise ContractViolation(f"backward loop: no step is {action!r} of tile {tile}; known are {', '.join(_STEPS)}")
     agent, reads, writes = _STEPS[action]
     if not pair:
         reads = tuple("dS.smem" if name == "dS.full" else name for name in reads)
@@ -100,11 +102,13 @@ def step(action: str, tile: int, *, pair: bool = False) -> Step:
 
 
 def _trace(order: Sequence[tuple[str, int]], tiles: int, pair: bool) -> list[Step]:
+    if tiles < 0:
+        raise ContractViolation(f"backward loop: tiles must not be negative, not {tiles}")
     return [step(action, tile, pair=pair) for action, tile in order if 0 <= tile < tiles]
 
 
 def trace_1cta(tiles: int) -> list[Step]:
-    """Return the loop of one CTA: next S under way before dK and dQ of the tile at hand, then dP and dV of the next.
+    """Return the loop of one CTA: next S before dK and dQ of the tile at hand, then dP and dV of the next (0x0A).
 
     Parameters
     ----------
@@ -129,7 +133,7 @@ def trace_1cta(tiles: int) -> list[Step]:
 
 
 def trace_2cta(tiles: int) -> list[Step]:
-    """Return the loop of a pair: dQ of the previous tile runs between dP and dV of the current one.
+    """Return the loop of a pair: dQ of the previous tile runs between dP and dV of the current one (0x0A).
 
     Parameters
     ----------
@@ -154,7 +158,7 @@ def trace_2cta(tiles: int) -> list[Step]:
 
 
 def trace_serial(tiles: int, *, pair: bool = False) -> list[Step]:
-    """Return the loop without overlap between tiles: S, dP, dK, dV, dQ of one before the next.
+    """Return the loop without overlap between tiles: S, dP, dK, dV, dQ of one before the next (0x0A).
 
     Parameters
     ----------
@@ -174,7 +178,7 @@ def trace_serial(tiles: int, *, pair: bool = False) -> list[Step]:
 
 
 def lives(trace: Sequence[Step], layout: BackwardMap) -> list[Live]:
-    """Read the lives of all objects in tensor memory off a trace.
+    """Read the lives of all objects in tensor memory off a trace (specification 0x0A).
 
     Parameters
     ----------
@@ -199,7 +203,7 @@ def lives(trace: Sequence[Step], layout: BackwardMap) -> list[Live]:
 
 
 def check(trace: Sequence[Step], layout: BackwardMap) -> None:
-    """Check a trace against a map.
+    """Check a trace against a map (specification 0x0A).
 
     Parameters
     ----------

@@ -24,31 +24,31 @@ __all__ = [
 
 
 class EvidenceOverreach(ContractViolation):
-    """A figure of one kind was presented as another."""
+    """A figure of one kind was presented as another (specification 0x08)."""
 
 
 class BoundCalledRuntime(EvidenceOverreach):
-    """The largest resource time assumes perfect overlap and leaves resources out; it is no run time."""
+    """The largest resource time assumes perfect overlap and leaves resources out; it is no run time (0x08)."""
 
 
 class SumCalledRuntime(EvidenceOverreach):
-    """The sum of the resource times forbids overlap by assumption; it is no overlapped run time."""
+    """The sum of the resource times forbids overlap by assumption; it is no overlapped run time (0x08)."""
 
 
 class TargetCalledRegisterCount(EvidenceOverreach):
-    """A ``setmaxnreg`` target in a source says nothing about allocation or spills."""
+    """A ``setmaxnreg`` target in a source says nothing about allocation or spills (specification 0x08)."""
 
 
 class SourceOrderCalledTimeline(EvidenceOverreach):
-    """An issue order in a source knows no lowering, no gaps and no stalls."""
+    """An issue order in a source knows no lowering, no gaps and no stalls (specification 0x08)."""
 
 
 class OracleCalledDeviceEvidence(EvidenceOverreach):
-    """Arithmetic that checks out on a CPU is no evidence from a device."""
+    """Arithmetic that checks out on a CPU is no evidence from a device (specification 0x08)."""
 
 
 class Kind(Enum):
-    """What a figure is, and which error says that it was taken for something else."""
+    """What a figure is, and which error says that it was taken for something else (specification 0x08)."""
 
     LOWER_BOUND = "lower bound of the resource model"
     SERIAL_SUM = "sum of the resource model's terms"

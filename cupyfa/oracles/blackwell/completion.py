@@ -36,31 +36,31 @@ __all__ = [
 
 
 class UnfinishedResult(ContractViolation):
-    """A load of an accumulator whose completion was not observed, or was observed but not fenced."""
+    """A load of an accumulator whose completion was not observed, or was observed but not fenced (0x07)."""
 
 
 class FenceBeforeCompletion(ContractViolation):
-    """A consumer fence before the warp knows that the product is complete: it publishes nothing."""
+    """A consumer fence before the warp knows that the product is complete: it publishes nothing (0x07)."""
 
 
 class ForeignCommit(ContractViolation):
-    """A commit by a thread that issued nothing: a commit covers only the operations of its own thread."""
+    """A commit by a thread that issued nothing: a commit covers only the operations of its own thread (0x07)."""
 
 
 class NothingInFlight(ContractViolation):
-    """A commit, completion or wait that has no operation to refer to."""
+    """A commit, completion or wait that has no operation to refer to (specification 0x07)."""
 
 
 class EarlyReuse(ContractViolation):
-    """An accumulator's columns are written again before every warp has closed its load."""
+    """An accumulator's columns are written again before every warp has closed its load (specification 0x07)."""
 
 
 class UnfencedOperand(ContractViolation):
-    """A product reads shared memory that ordinary threads wrote without a proxy fence and a barrier."""
+    """A product reads shared memory that ordinary threads wrote without a proxy fence and a barrier (0x07)."""
 
 
 class UnorderedOperations(ContractViolation):
-    """Two asynchronous operations that nothing orders, though one needs the other's result."""
+    """Two asynchronous operations that nothing orders, though one needs the other's result (0x07)."""
 
 
 class _State(enum.Enum):
@@ -71,7 +71,7 @@ class _State(enum.Enum):
 
 
 class Accumulator:
-    """One accumulator in tensor memory, written by a matrix thread and read by the four warps of a warpgroup.
+    """One accumulator in tensor memory, written by a matrix thread and read by the four warps of a warpgroup (0x07).
 
     Attributes
     ----------
@@ -110,6 +110,8 @@ class Accumulator:
 
     def issue(self, thread: int) -> None:
         """Issue the product from one thread, which goes on; the result is not there yet."""
+        if thread < 0:
+            raise ValueError(f"{self.name}: thread {thread} issues; threads are counted from 0")
         if self._state is not _State.FREE:
             self.reuse("the next product")
         self._state, self._thread = _State.ISSUED, thread
@@ -196,7 +198,7 @@ class Accumulator:
 
 
 class SharedOperand:
-    """Shared memory that a product reads as A or B.
+    """Shared memory that a product reads as A or B (specification 0x07).
 
     A copy by TMA already belongs to the asynchronous proxy, and its mbarrier is enough. Ordinary stores have to be
     fenced by their writers (``fence.proxy.async``) and only then announced by a barrier. The completion of some
@@ -246,7 +248,7 @@ class SharedOperand:
 
 @dataclass(frozen=True)
 class Operation:
-    """An asynchronous tcgen05 operation, as far as its order with others is concerned.
+    """An asynchronous tcgen05 operation, as far as its order with others is concerned (specification 0x07).
 
     Attributes
     ----------
@@ -276,7 +278,7 @@ _PIPELINED = frozenset({("cp", "mma"), ("shift", "mma"), ("shift", "cp.4x256b"),
 
 
 def implicit_order(first: Operation, second: Operation) -> str | None:
-    """Tell why two operations are *not* executed in the order in which they were issued.
+    """Tell why two operations are *not* executed in the order in which they were issued (specification 0x07).
 
     Parameters
     ----------
@@ -317,7 +319,7 @@ def implicit_order(first: Operation, second: Operation) -> str | None:
 
 
 def check_order(first: Operation, second: Operation, *, waited: bool) -> None:
-    """Refuse a dependence between two operations that nothing orders.
+    """Refuse a dependence between two operations that nothing orders (specification 0x07).
 
     Parameters
     ----------

@@ -35,44 +35,44 @@ Array = npt.NDArray[np.float64]
 
 
 class ProbabilitiesBeforeScores(ContractViolation):
-    """Softmax read S before its product was complete."""
+    """Softmax read S before its product was complete (specification 0x08)."""
 
 
 class ProductBeforeP(ContractViolation):
-    """P V was issued before the early columns of P were stored."""
+    """P V was issued before the early columns of P were stored (specification 0x08)."""
 
 
 class ProductBeforeFinalP(ContractViolation):
-    """P V completed before the last columns of P were stored."""
+    """P V completed before the last columns of P were stored (specification 0x08)."""
 
 
 class ProductBeforeRescale(ContractViolation):
-    """P V was issued while O was still in the frame of the old row maximum."""
+    """P V was issued while O was still in the frame of the old row maximum (specification 0x08)."""
 
 
 class RescaleBeforeProduct(ContractViolation):
-    """O was rescaled before the product that belongs to the old frame had arrived in it."""
+    """O was rescaled before the product that belongs to the old frame had arrived in it (0x08)."""
 
 
 class EarlyOverwrite(ContractViolation):
-    """The next scores overwrote columns whose P was still being read."""
+    """The next scores overwrote columns whose P was still being read (specification 0x08)."""
 
 
 class OverlappedExponentials(ContractViolation):
-    """Both softmax warpgroups used the exponential unit at once."""
+    """Both softmax warpgroups used the exponential unit at once (specification 0x08)."""
 
 
 class IncompleteSchedule(ContractViolation):
-    """An event is missing or happens twice: startup or drain was forgotten."""
+    """An event is missing or happens twice: startup or drain was forgotten (specification 0x08)."""
 
 
 class WrongTensorOrder(ContractViolation):
-    """The MMA warp issued products in another order than startup, steady state, drain."""
+    """The MMA warp issued products in another order than startup, steady state, drain (specification 0x08)."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """``before`` of block ``j - behind`` must precede ``after`` of block ``j`` of the same query tile.
+    """``before`` of block ``j - behind`` must precede ``after`` of block ``j`` of the same query tile (0x08).
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ _ACTIONS = {edge.before for edge in EDGES} | {edge.after for edge in EDGES}
 
 
 def check(trace: Sequence[Event], blocks: int, q_stage: int = 2) -> None:
-    """Check a trace of the forward loop; only the order of its events counts, not their times.
+    """Check a trace of the forward loop; only the order of its events counts, not their times (0x08).
 
     Parameters
     ----------
@@ -134,6 +134,8 @@ def check(trace: Sequence[Event], blocks: int, q_stage: int = 2) -> None:
     >>> from cupyfa.oracles.blackwell.schedule import Durations, simulate
     >>> check(simulate(3, Durations(qk=512, pv=512, exp=1024)).events, blocks=3)
     """
+    if blocks < 0 or q_stage not in (1, 2):
+        raise ContractViolation(f"forward trace: blocks {blocks} must not be negative, q_stage {q_stage} be 1 or 2")
     position: dict[tuple[str, str, int], int] = {}
     for ordinal, event in enumerate(trace):
         key = (event.action, event.tile, event.block)
@@ -181,7 +183,7 @@ def _check_tensor_order(trace: Iterable[Event], blocks: int, q_stage: int) -> No
 
 
 def execute(trace: Iterable[Event], Q: Sequence[Array], K: Sequence[Array], V: Sequence[Array]) -> list[Array]:
-    """Compute attention by letting every event of a trace do its work, in the trace's order.
+    """Compute attention by letting every event of a trace do its work, in the trace's order (0x08).
 
     ``pv_issue`` reads the early columns of P, ``pv_done`` the others. S and P of a query tile share one array, as they
     share columns of tensor memory: the next scores overwrite P, read or not. Illegal traces are not refused; they
@@ -201,7 +203,8 @@ def execute(trace: Iterable[Event], Q: Sequence[Array], K: Sequence[Array], V: S
     list of numpy.ndarray
         O of each query tile, ``(m, d)``.
     """
-    index = {tile: n for n, tile in enumerate(TILES)}
+    _check_operands(Q, K, V)
+    index = {tile: n for n, tile in enumerate(TILES[: len(Q)])}
     rows, width = len(Q[0]), len(K[0])
     early = early_columns(width)
     slot = [np.full((rows, width), np.nan) for _ in Q]  # S, then P
@@ -210,6 +213,8 @@ def execute(trace: Iterable[Event], Q: Sequence[Array], K: Sequence[Array], V: S
     P = [np.empty((rows, width)) for _ in Q]
     O = [np.zeros((rows, V[0].shape[1])) for _ in Q]
     for event in trace:
+        if event.tile not in index or not 0 <= event.block < len(K):
+            raise ContractViolation(f"forward trace: {event.action} of {event.tile}_{event.block} has no operands")
         q, j = index[event.tile], event.block
         if event.action == "qk_issue":
             slot[q][:] = Q[q] @ K[j].T
@@ -230,3 +235,14 @@ def execute(trace: Iterable[Event], Q: Sequence[Array], K: Sequence[Array], V: S
         elif event.action == "pv_done":
             O[q] += slot[q][:, early:] @ V[j][early:]
     return [numerator / total for numerator, total in zip(O, l, strict=True)]
+
+
+def _check_operands(Q: Sequence[Array], K: Sequence[Array], V: Sequence[Array]) -> None:
+    """Query tiles, and blocks of K and V, each of one shape and fitting each other."""
+    shapes = [[x.shape for x in part] for part in (Q, K, V)]
+    counts = 1 <= len(Q) <= len(TILES) and 1 <= len(K) == len(V)
+    if not counts or any(len(set(part)) != 1 or len(part[0]) != 2 for part in shapes):
+        raise ContractViolation(f"forward trace: Q, K and V must be matrices of one shape each, not {shapes}")
+    (q,), (k,), (v,) = (set(part) for part in shapes)
+    if q[1] != k[1] or k[0] != v[0]:
+        raise ContractViolation(f"forward trace: Q {q}, K {k} and V {v} must be (m, d), (n, d) and (n, d_v)")

@@ -28,12 +28,12 @@ __all__ = [
 
 
 class AccumulatorShape(ContractViolation):
-    """M, N and the CTA group have no accumulator layout together."""
+    """M, N and the CTA group have no accumulator layout together (specification 0x07)."""
 
 
 @dataclass(frozen=True)
 class MmaTile:
-    """The logical tile of one product, across the group.
+    """The logical tile of one product, across the group (specification 0x07).
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ def _check(cta_group: int, *sizes: int) -> None:
 
 
 def mma_tile_qk(tile_m: int, tile_n: int, head_dim: int, cta_group: int) -> MmaTile:
-    """Tile of ``S = Q K'``: ``(group * M, N, d)``.
+    """Tile of ``S = Q K'``: ``(group * M, N, d)`` (specification 0x07).
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def mma_tile_qk(tile_m: int, tile_n: int, head_dim: int, cta_group: int) -> MmaT
 
 
 def mma_tile_pv(tile_m: int, tile_n: int, head_dim_v: int, cta_group: int) -> MmaTile:
-    """Tile of ``O = P V``: ``(group * M, d_v, N)``.
+    """Tile of ``O = P V``: ``(group * M, d_v, N)`` (specification 0x07).
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def mma_tile_pv(tile_m: int, tile_n: int, head_dim_v: int, cta_group: int) -> Mm
 
 
 def output_rows(tile: MmaTile, rank: int) -> range:
-    """Rows of the paired tile that a CTA writes.
+    """Rows of the paired tile that a CTA writes (specification 0x07).
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def output_rows(tile: MmaTile, rank: int) -> range:
 
 
 def operand_slices(tile: MmaTile, rank: int) -> tuple[range, range, range]:
-    """Tell which part of ``D[M, N] += A[M, K] B[K, N]`` a CTA keeps in its shared memory.
+    """Tell which part of ``D[M, N] += A[M, K] B[K, N]`` a CTA keeps in its shared memory (specification 0x07).
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def operand_slices(tile: MmaTile, rank: int) -> tuple[range, range, range]:
 
 @dataclass(frozen=True)
 class BPayload:
-    """Bytes of the B operand in shared memory.
+    """Bytes of the B operand in shared memory (specification 0x07).
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ class BPayload:
 
 
 def b_payload(n: int, k: int, element_bytes: int, cta_group: int) -> BPayload:
-    """Count the shared memory that B takes in two CTAs.
+    """Count the shared memory that B takes in two CTAs (specification 0x07).
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def b_payload(n: int, k: int, element_bytes: int, cta_group: int) -> BPayload:
 
 
 def barrier_arrivals(threads_per_cta: int, cta_group: int) -> int:
-    """Arrivals on a barrier between the matrix warp and other threads.
+    """Arrivals on a barrier between the matrix warp and other threads (specification 0x07).
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def barrier_arrivals(threads_per_cta: int, cta_group: int) -> int:
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """A 32-bit cell of a group's tensor memory: the CTA is a coordinate of its own.
+    """A 32-bit cell of a group's tensor memory: the CTA is a coordinate of its own (specification 0x07).
 
     Attributes
     ----------
@@ -259,7 +259,7 @@ class Cell:
 
 
 def accumulator_columns(m: int, n: int, cta_group: int, *, ws: bool = False) -> int:
-    """Columns that the accumulator of a product takes in each CTA.
+    """Columns that the accumulator of a product takes in each CTA (specification 0x07).
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def accumulator_columns(m: int, n: int, cta_group: int, *, ws: bool = False) -> 
 
 
 def accumulator_cell(row: int, column: int, m: int, n: int, cta_group: int, *, ws: bool = False) -> Cell:
-    """Find the cell that holds ``D[row, column]``.
+    """Find the cell that holds ``D[row, column]`` (specification 0x07).
 
     Parameters
     ----------

@@ -25,15 +25,15 @@ __all__ = [
 
 
 class IllegalShape(ContractViolation):
-    """M and N that the kind of instruction and the CTA group do not offer."""
+    """M and N that the kind of instruction and the CTA group do not offer (specification 0x07)."""
 
 
 class MalformedDescriptor(ContractViolation):
-    """Bits that no legal descriptor has, a Hopper descriptor among them."""
+    """Bits that no legal descriptor has, a Hopper descriptor among them (specification 0x07)."""
 
 
 class Kind(enum.Enum):
-    """``.kind`` of the instruction; the descriptor does not hold it."""
+    """``.kind`` of the instruction; the descriptor does not hold it (specification 0x07)."""
 
     F16 = "f16"
     TF32 = "tf32"
@@ -47,7 +47,7 @@ class Kind(enum.Enum):
 
 
 class Dtype(enum.Enum):
-    """Type of an operand or of the accumulator."""
+    """Type of an operand or of the accumulator (specification 0x07)."""
 
     F16 = "f16"
     BF16 = "bf16"
@@ -72,6 +72,11 @@ _OPERANDS = {
 _ACCUMULATORS = {Dtype.F16: 0, Dtype.F32: 1, Dtype.S32: 2}
 
 
+def _check_kind(kind: Kind) -> None:
+    if not isinstance(kind, Kind):
+        raise TypeError(f"kind is {kind!r}; one of {', '.join(f'Kind.{known.name}' for known in Kind)}")
+
+
 def _accumulators(kind: Kind) -> tuple[Dtype, ...]:
     if kind is Kind.I8:
         return (Dtype.S32,)
@@ -79,7 +84,7 @@ def _accumulators(kind: Kind) -> tuple[Dtype, ...]:
 
 
 def check_shape(kind: Kind, m: int, n: int, cta_group: int) -> None:
-    """Refuse a shape that a dense instruction (not ``.ws``) does not have.
+    """Refuse a shape that a dense instruction (not ``.ws``) does not have (specification 0x07).
 
     Parameters
     ----------
@@ -101,6 +106,7 @@ def check_shape(kind: Kind, m: int, n: int, cta_group: int) -> None:
     --------
     >>> check_shape(Kind.F16, 256, 128, 2)
     """
+    _check_kind(kind)
     if cta_group not in (1, 2):
         raise ValueError(f"check_shape: cta_group is {cta_group}; it must be 1 or 2")
     if m not in (64 * cta_group, 128 * cta_group):
@@ -155,6 +161,10 @@ class InstructionDescriptor:
     negate_b: bool = False
 
     def __post_init__(self) -> None:
+        _check_kind(self.kind)
+        for name, dtype in (("a", self.a), ("b", self.b), ("d", self.d)):
+            if not isinstance(dtype, Dtype):
+                raise TypeError(f"InstructionDescriptor: {name} is {dtype!r}, which is no Dtype")
         for name, dtype in (("a", self.a), ("b", self.b)):
             if dtype not in _OPERANDS[self.kind]:
                 raise ValueError(f"InstructionDescriptor: {name} is {dtype.value}, which kind::{self.kind.value} lacks")
@@ -199,6 +209,7 @@ class InstructionDescriptor:
         MalformedDescriptor
             If a reserved or unmodelled bit is set, or a code has no meaning.
         """
+        _check_kind(kind)
         if not 0 <= word < 2**32:
             raise MalformedDescriptor(f"{word:#x} is not a 32-bit word")
         unused = word & (0b1111 | 1 << 6 | 1 << 23 | 0b111 << 29)
@@ -206,6 +217,7 @@ class InstructionDescriptor:
             raise MalformedDescriptor(f"{word:#010x} has bits {unused:#x}: sparse, saturating, .ws or reserved")
 
         def look_up(what: str, table: dict[Dtype, int], code: int) -> Dtype:
+            """Find the type of a format code."""
             for dtype, value in table.items():
                 if value == code:
                     return dtype
@@ -227,7 +239,7 @@ class InstructionDescriptor:
 
 
 class Swizzle(enum.Enum):
-    """Swizzle code in bits 61 to 63. Hopper's codes are two bits wide and mean something else."""
+    """Swizzle code in bits 61 to 63. Hopper's codes are two bits wide and mean something else (0x07)."""
 
     NONE = 0
     B128_ATOM32 = 1
@@ -242,7 +254,7 @@ _VERSION = 0b001
 
 @dataclass(frozen=True)
 class SmemDescriptor:
-    """Where an operand lies in shared memory.
+    """Where an operand lies in shared memory (specification 0x07).
 
     Attributes
     ----------
@@ -275,6 +287,8 @@ class SmemDescriptor:
     lbo_absolute: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.swizzle, Swizzle):
+            raise TypeError(f"SmemDescriptor: {self.swizzle!r} is no Swizzle; a width such as 128 is not a mode")
         for name in ("address", "lbo", "sbo"):
             value = getattr(self, name)
             if value < 0 or value % 16 or (name != "address" and value >= 2**18):
@@ -333,7 +347,7 @@ class SmemDescriptor:
 
 
 def k_steps(start: SmemDescriptor, k: int, kind: Kind, *, mn_major: bool, rows: int) -> list[int]:
-    """Descriptors of the instructions that walk along K through one operand tile.
+    """Descriptors of the instructions that walk along K through one operand tile (specification 0x07).
 
     Parameters
     ----------
@@ -363,6 +377,9 @@ def k_steps(start: SmemDescriptor, k: int, kind: Kind, *, mn_major: bool, rows: 
     width = {Swizzle.B128: 128, Swizzle.B64: 64, Swizzle.B32: 32}.get(start.swizzle)
     if width is None:
         raise ValueError(f"k_steps: swizzle {start.swizzle.name} is not modelled")
+    _check_kind(kind)
+    if rows < 1:
+        raise ValueError(f"k_steps: a tile of {rows} rows")
     if k <= 0 or k % kind.k:
         raise ValueError(f"k_steps: K = {k} is not a multiple of {kind.k}, which one kind::{kind.value} takes")
     words = []

@@ -28,7 +28,7 @@ _SM100_SM110 = (10, 11)
 
 @dataclass(frozen=True)
 class Call:
-    """What the predicates look at.
+    """What the predicates look at (specification 0x07).
 
     Attributes
     ----------
@@ -85,6 +85,8 @@ class Call:
                 raise ValueError(f"Call: {name} is {getattr(self, name)}; it must be positive")
         if self.seqlen_q < 0:
             raise ValueError(f"Call: seqlen_q is {self.seqlen_q}; it must not be negative")
+        if self.page_size is not None and self.page_size < 1:
+            raise ValueError(f"Call: page_size is {self.page_size}; it must be positive, or None")
 
     @property
     def family(self) -> int:
@@ -98,18 +100,20 @@ class Call:
 
 
 def padded(head_dim: int) -> int:
-    """Round a head dimension up to the multiple of 16 that the instruction needs.
+    """Round a head dimension up to the multiple of 16 that the instruction needs (specification 0x07).
 
     Examples
     --------
     >>> padded(120), padded(128)
     (128, 128)
     """
+    if head_dim < 1:
+        raise ValueError(f"padded: head_dim is {head_dim}; it must be positive")
     return math.ceil(head_dim / 16) * 16
 
 
 def q_stages(call: Call) -> int:
-    """Query tiles in flight per CTA: 2 if the packed queries fill more than one tile, else 1.
+    """Query tiles in flight per CTA: 2 if the packed queries fill more than one tile, else 1 (0x07).
 
     Examples
     --------
@@ -120,7 +124,7 @@ def q_stages(call: Call) -> int:
 
 
 def two_cta_objections(call: Call) -> tuple[str, ...]:
-    """List why a call does not take the two-CTA path.
+    """List why a call does not take the two-CTA path (specification 0x07).
 
     Parameters
     ----------
@@ -174,7 +178,7 @@ def _failing(*rows: tuple[bool, str]) -> tuple[str, ...]:
 
 
 def two_cta(call: Call) -> bool:
-    """Tell whether a call is eligible for the two-CTA path: source eligibility, not proof that it ran.
+    """Tell whether a call is eligible for the two-CTA path: source eligibility, not proof that it ran (0x07).
 
     Examples
     --------
@@ -185,7 +189,7 @@ def two_cta(call: Call) -> bool:
 
 
 def static_persistent(call: Call) -> bool:
-    """Tell whether the forward pass gets the static persistent scheduler, neither hardware-assisted nor longest-first.
+    """Tell whether the forward pass gets the static persistent scheduler, not the dynamic ones (specification 0x07).
 
     Examples
     --------
@@ -211,7 +215,7 @@ def _head_dims_admitted(call: Call) -> bool:
 
 
 def forward_objections(call: Call) -> tuple[str, ...]:
-    """List why the pinned interface refuses a forward call.
+    """List why the pinned interface refuses a forward call (specification 0x0C).
 
     Parameters
     ----------
@@ -242,7 +246,7 @@ def forward_objections(call: Call) -> tuple[str, ...]:
 
 
 def backward_objections(call: Call) -> tuple[str, ...]:
-    """List why the pinned interface refuses a backward call.
+    """List why the pinned interface refuses a backward call (specification 0x0C).
 
     Parameters
     ----------

@@ -33,36 +33,36 @@ _ELECTED = ("bulk_add", "wait_read", "wait_complete", "release")
 
 
 class AddOutOfTurn(ContractViolation):
-    """The bulk addition was issued although the semaphore shows another turn."""
+    """The bulk addition was issued although the semaphore shows another turn (specification 0x0A)."""
 
 
 class StageBeforeLoad(ContractViolation):
-    """A warp staged rows that it had not loaded from tensor memory."""
+    """A warp staged rows that it had not loaded from tensor memory (specification 0x0A)."""
 
 
 class AddBeforeFence(ContractViolation):
-    """A warp's writes were not fenced towards the asynchronous proxy."""
+    """A warp's writes were not fenced towards the asynchronous proxy (specification 0x0A)."""
 
 
 class AddBeforeBarrier(ContractViolation):
-    """The bulk addition was issued before all reduction warps had met."""
+    """The bulk addition was issued before all reduction warps had met (specification 0x0A)."""
 
 
 class EarlyReuse(ContractViolation):
-    """The stage was written again while the copy engine might still read it."""
+    """The stage was written again while the copy engine might still read it (specification 0x0A)."""
 
 
 class EarlyRelease(ContractViolation):
-    """The turn was released before the bulk addition was complete."""
+    """The turn was released before the bulk addition was complete (specification 0x0A)."""
 
 
 class IncompleteReduction(ContractViolation):
-    """A tile's addition or release is missing at the end."""
+    """A tile's addition or release is missing at the end (specification 0x0A)."""
 
 
 @dataclass(frozen=True)
 class StagingEvent:
-    """One step of one tile's reduction.
+    """One step of one tile's reduction (specification 0x0A).
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class StagingEvent:
 
 
 def staging_trace(tiles: int) -> list[StagingEvent]:
-    """Return a right trace for several tiles through one stage.
+    """Return a right trace for several tiles through one stage (specification 0x0A).
 
     Parameters
     ----------
@@ -98,6 +98,8 @@ def staging_trace(tiles: int) -> list[StagingEvent]:
     >>> [event.action for event in staging_trace(1) if event.warp <= 0]
     ['wait_turn', 'load', 'stage', 'fence', 'barrier', 'bulk_add', 'wait_read', 'wait_complete', 'release']
     """
+    if tiles < 0:
+        raise ContractViolation(f"reduction: tiles must not be negative, not {tiles}")
     events = []
     for tile in range(tiles):
         events.append(StagingEvent("wait_turn", tile))
@@ -109,7 +111,7 @@ def staging_trace(tiles: int) -> list[StagingEvent]:
 
 @dataclass
 class StagingMachine:
-    """One stage of shared memory and one semaphore; takes an event at a time.
+    """One stage of shared memory and one semaphore; takes an event at a time (specification 0x0A).
 
     Attributes
     ----------
@@ -158,6 +160,8 @@ class StagingMachine:
         IncompleteReduction
             If one was not.
         """
+        if tiles < 0:
+            raise ContractViolation(f"reduction: tiles must not be negative, not {tiles}")
         if self.added != list(range(tiles)) or self.semaphore != tiles:
             raise IncompleteReduction(f"added {self.added}, released {self.semaphore} of {tiles}")
 
@@ -194,7 +198,7 @@ class StagingMachine:
 
 
 def run(events: Iterable[StagingEvent], tiles: int) -> list[int]:
-    """Feed a trace to a fresh machine.
+    """Feed a trace to a fresh machine (specification 0x0A).
 
     Parameters
     ----------

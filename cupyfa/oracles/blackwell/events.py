@@ -9,7 +9,7 @@ __all__ = ["Event", "Log"]
 
 @dataclass(frozen=True)
 class Event:
-    """One step of a state machine.
+    """One step of a state machine (specification 0x07).
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Event:
 
 @dataclass
 class Log:
-    """Events in the order in which they happened.
+    """Events in the order in which they happened (specification 0x07).
 
     Examples
     --------

@@ -37,19 +37,19 @@ PAIR = (0, 1)
 
 
 class WrongHalf(ContractViolation):
-    """A CTA got rows that it does not own; bytes and shapes look right all the same."""
+    """A CTA got rows that it does not own; bytes and shapes look right all the same (specification 0x0A)."""
 
 
 class IncompleteExchange(ContractViolation):
-    """A CTA does not have all keys of the rows that it owns."""
+    """A CTA does not have all keys of the rows that it owns (specification 0x0A)."""
 
 
 class PairMismatch(ContractViolation):
-    """The two CTAs of a pair work on different key columns; each would wait for the other forever."""
+    """The two CTAs of a pair work on different key columns; each would wait for the other forever (0x0A)."""
 
 
 class Fault(Enum):
-    """Ways in which an exchange goes wrong without any shape being wrong."""
+    """Ways in which an exchange goes wrong without any shape being wrong (specification 0x0A)."""
 
     OMITTED = "the peer's half is never added"
     WRONG_HALF = "the peer's half has the rows that the peer keeps"
@@ -57,7 +57,7 @@ class Fault(Enum):
 
 
 def half(rows: int, rank: int) -> slice:
-    """Return the query rows that a CTA owns after the exchange.
+    """Return the query rows that a CTA owns after the exchange (specification 0x0A).
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ def half(rows: int, rank: int) -> slice:
     >>> half(128, 1)
     slice(64, 128, None)
     """
-    if rows % 2 or rank not in PAIR:
-        raise ContractViolation(f"exchange: rows {rows} must be even and rank {rank} 0 or 1")
+    if rows < 2 or rows % 2 or rank not in PAIR:
+        raise ContractViolation(f"exchange: rows {rows} must be positive and even, and rank {rank} 0 or 1")
     return slice(rank * rows // 2, (rank + 1) * rows // 2)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A block of dS that one CTA holds for the product, and where it came from.
+    """A block of dS that one CTA holds for the product, and where it came from (specification 0x0A).
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class Transfer:
 
 
 def transfers(rows: int) -> list[Transfer]:
-    """List the four blocks of dS after a right exchange; two stayed, two were sent.
+    """List the four blocks of dS after a right exchange; two stayed, two were sent (specification 0x0A).
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def transfers(rows: int) -> list[Transfer]:
 
 
 def check_transfers(blocks: Iterable[Transfer], rows: int) -> None:
-    """Check that each CTA has all keys for exactly the rows it owns.
+    """Check that each CTA has all keys for exactly the rows it owns (specification 0x0A).
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def check_transfers(blocks: Iterable[Transfer], rows: int) -> None:
 
 
 def repack(dS: Sequence[Array]) -> tuple[Array, Array]:
-    """Exchange the halves: column partition in, row partition out.
+    """Exchange the halves: column partition in, row partition out (specification 0x0A).
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def repack(dS: Sequence[Array]) -> tuple[Array, Array]:
 def two_cta_dq(
     dS: Sequence[Array], K: Sequence[Array], *, softmax_scale: float = 1.0, fault: Fault | None = None
 ) -> Array:
-    """Compute ``dQ = softmax_scale * dS K`` as a pair does, each CTA its half of the rows over all keys.
+    """Compute ``dQ = softmax_scale * dS K`` as a pair does, each CTA its half of the rows over all keys (0x0A).
 
     Parameters
     ----------
@@ -205,10 +205,7 @@ def two_cta_dq(
     >>> two_cta_dq(dS, K).ravel(), two_cta_dq(dS, K, fault=Fault.OMITTED).ravel()
     (array([31., 42.]), array([ 1., 40.]))
     """
-    _check_pair("dS", dS)
-    _check_pair("K", K)
-    if dS[0].shape[1] != K[0].shape[0]:
-        raise ContractViolation(f"exchange: dS has {dS[0].shape[1]} keys per CTA, K has {K[0].shape[0]}")
+    _check_operands(dS, K)
     rows = dS[0].shape[0]
     if fault is None:
         keys = np.concatenate(K)
@@ -227,7 +224,7 @@ def two_cta_dq(
 
 
 def fault_errors(dS: Sequence[Array], K: Sequence[Array], *, softmax_scale: float = 1.0) -> dict[str, float]:
-    """Measure what each fault does to dQ.
+    """Measure what each fault does to dQ (specification 0x0A).
 
     Parameters
     ----------
@@ -241,6 +238,7 @@ def fault_errors(dS: Sequence[Array], K: Sequence[Array], *, softmax_scale: floa
     dict
         Largest absolute error of dQ by fault, ``"none"`` for the right exchange.
     """
+    _check_operands(dS, K)
     direct = softmax_scale * (np.concatenate(dS, axis=1) @ np.concatenate(K))
     cases: dict[str, Fault | None] = {"none": None, **{fault.name: fault for fault in Fault}}
     return {
@@ -250,7 +248,7 @@ def fault_errors(dS: Sequence[Array], K: Sequence[Array], *, softmax_scale: floa
 
 
 def admit_pair(columns: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Check that both CTAs of a pair visit the same sparse key columns in the same order.
+    """Check that both CTAs of a pair visit the same sparse key columns in the same order (specification 0x0A).
 
     Parameters
     ----------
@@ -272,10 +270,19 @@ def admit_pair(columns: Sequence[Sequence[int]]) -> tuple[int, ...]:
     >>> admit_pair([[0, 3], [0, 3]])
     (0, 3)
     """
+    if len(columns) != len(PAIR):
+        raise ContractViolation(f"exchange: columns of {len(columns)} CTAs; a pair has {len(PAIR)}")
     first, second = (tuple(c) for c in columns)
     if first != second:
         raise PairMismatch(f"CTA 0 visits key columns {first}, CTA 1 {second}")
     return first
+
+
+def _check_operands(dS: Sequence[Array], K: Sequence[Array]) -> None:
+    _check_pair("dS", dS)
+    _check_pair("K", K)
+    if dS[0].shape[1] != K[0].shape[0]:
+        raise ContractViolation(f"exchange: dS has {dS[0].shape[1]} keys per CTA, K has {K[0].shape[0]}")
 
 
 def _check_pair(name: str, pair: Sequence[Array]) -> None:

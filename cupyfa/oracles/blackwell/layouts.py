@@ -27,11 +27,11 @@ __all__ = [
 
 
 class MisalignedTile(ContractViolation):
-    """A swizzled tile that does not start where its pattern does."""
+    """A swizzled tile that does not start where its pattern does (specification 0x07)."""
 
 
 class Major(enum.Enum):
-    """Which index of an operand is contiguous: K, or the other one (M of A, N of B)."""
+    """Which index of an operand is contiguous: K, or the other one (M of A, N of B) (specification 0x07)."""
 
     K = 0
     MN = 1
@@ -42,14 +42,16 @@ _SWIZZLE_BITS = {Swizzle.NONE: 0, Swizzle.B32: 1, Swizzle.B64: 2, Swizzle.B128: 
 
 
 def swizzle_width(swizzle: Swizzle) -> int:
-    """Bytes of one row of the pattern: 128, 64, 32, or 16 without a swizzle."""
+    """Bytes of one row of the pattern: 128, 64, 32, or 16 without a swizzle (specification 0x07)."""
+    if not isinstance(swizzle, Swizzle):
+        raise TypeError(f"swizzle_width: {swizzle!r} is no Swizzle; a width such as 128 is not a mode")
     if swizzle not in _SWIZZLE_BITS:
         raise ValueError(f"swizzle_width: {swizzle.name} is for transposed tf32 only and not modelled")
     return 16 << _SWIZZLE_BITS[swizzle]
 
 
 def swizzle_address(address: int, swizzle: Swizzle) -> int:
-    """Swizzle an absolute shared-memory address.
+    """Swizzle an absolute shared-memory address (specification 0x07).
 
     Parameters
     ----------
@@ -69,12 +71,14 @@ def swizzle_address(address: int, swizzle: Swizzle) -> int:
     48
     """
     width = swizzle_width(swizzle)
+    if address < 0:
+        raise ValueError(f"swizzle_address: address is {address}; it must not be negative")
     mask = width // 16 - 1
     return address ^ ((address >> 7 & mask) << 4)
 
 
 def tile_offset(row: int, col: int, rows: int, element_bytes: int, swizzle: Swizzle) -> int:
-    """Byte of an element in a tile as TMA writes it: rows of one swizzle width, further columns in further panels.
+    """Byte of an element in a tile as TMA writes it: rows of one swizzle width, columns in panels (0x07).
 
     The same bytes serve an operand whichever way it is read. K-major, `row` is m or n and `col` is k; MN-major, `row`
     is k and `col` is m or n. That V has to be read transposed costs no copy: it is stored as [key][head dimension].
@@ -114,7 +118,7 @@ def tile_offset(row: int, col: int, rows: int, element_bytes: int, swizzle: Swiz
 
 
 def operand_address(descriptor: SmemDescriptor, major: Major, mn: int, k: int, element_bytes: int) -> int:
-    """Find the byte that the tensor core reads for one element of an operand.
+    """Find the byte that the tensor core reads for one element of an operand (specification 0x07).
 
     Parameters
     ----------
@@ -143,6 +147,8 @@ def operand_address(descriptor: SmemDescriptor, major: Major, mn: int, k: int, e
     >>> hex(operand_address(d, Major.K, mn=9, k=0, element_bytes=2))
     '0x11490'
     """
+    if not isinstance(major, Major):
+        raise TypeError(f"operand_address: {major!r} is no Major")
     if mn < 0 or k < 0 or element_bytes not in (1, 2):
         raise ValueError(f"operand_address: element ({mn}, {k}) of {element_bytes} bytes")
     if descriptor.base_offset or descriptor.lbo_absolute:
@@ -163,7 +169,7 @@ def operand_address(descriptor: SmemDescriptor, major: Major, mn: int, k: int, e
 
 
 def p_cell(row: int, k: int, element_bytes: int) -> tuple[int, int, int]:
-    """Find an element of A when A is in tensor memory, as P is for ``O += P V``.
+    """Find an element of A when A is in tensor memory, as P is for ``O += P V`` (specification 0x07).
 
     Parameters
     ----------
@@ -196,7 +202,7 @@ LD_SHAPES = {"32x32b": (1, 128), "16x64b": (1, 128), "16x128b": (2, 64), "16x256
 
 
 def fragment_registers(shape: str, repetitions: int) -> int:
-    """Count the registers per thread of ``tcgen05.ld.SHAPE.xN``.
+    """Count the registers per thread of ``tcgen05.ld.SHAPE.xN`` (specification 0x07).
 
     Examples
     --------
@@ -212,7 +218,7 @@ def fragment_registers(shape: str, repetitions: int) -> int:
 
 
 def fragment(shape: str, thread: int, register: int) -> tuple[int, int]:
-    """Find the cell that a register of ``tcgen05.ld`` or ``tcgen05.st`` holds.
+    """Find the cell that a register of ``tcgen05.ld`` or ``tcgen05.st`` holds (specification 0x07).
 
     Parameters
     ----------

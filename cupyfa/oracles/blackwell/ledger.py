@@ -37,19 +37,19 @@ INSTRUCTION = 128
 
 
 class DroppedCeilings(ContractViolation):
-    """Operand bytes were counted per element; instructions read whole 128-wide operands."""
+    """Operand bytes were counted per element; instructions read whole 128-wide operands (0x08)."""
 
 
 class LedgerMismatch(ContractViolation):
-    """Operand bytes that no version of the ledger yields."""
+    """Operand bytes that no version of the ledger yields (specification 0x08)."""
 
 
 class CollapsedCoordinates(ContractViolation):
-    """Query stages, CTA group and tile rows were taken for one another."""
+    """Query stages, CTA group and tile rows were taken for one another (specification 0x08)."""
 
 
 def positive(contract: str, **values: float) -> None:
-    """Raise `ContractViolation` naming the first value that is not positive.
+    """Raise `ContractViolation` naming the first value that is not positive (specification 0x08).
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def positive(contract: str, **values: float) -> None:
 
 @dataclass(frozen=True)
 class Rates:
-    """What one multiprocessor does in one cycle.
+    """What one multiprocessor does in one cycle (specification 0x08).
 
     Attributes
     ----------
@@ -87,7 +87,6 @@ class Rates:
     exp: float = 16
 
     def __post_init__(self) -> None:
-        """Check the rates."""
         positive("rates", mma=self.mma, smem=self.smem, exp=self.exp)
 
     def scaled(self, mma: float = 1, smem: float = 1, exp: float = 1) -> Rates:
@@ -112,7 +111,7 @@ PAPER = Rates()
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of ``m`` query rows, ``n`` keys and head dimension ``d`` (Q, K and V alike).
+    """A tile of ``m`` query rows, ``n`` keys and head dimension ``d`` (Q, K and V alike) (specification 0x08).
 
     Attributes
     ----------
@@ -128,13 +127,12 @@ class Tile:
     itemsize: int = 2
 
     def __post_init__(self) -> None:
-        """Check the shape."""
         positive("tile", m=self.m, n=self.n, d=self.d, itemsize=self.itemsize)
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Resource times of one tile.
+    """Resource times of one tile (specification 0x08).
 
     Attributes
     ----------
@@ -298,7 +296,7 @@ def crossover_head_dim(rates: Rates = PAPER) -> float:
 
 
 def check_forward_smem(tile: Tile, claimed: float) -> None:
-    """Check somebody's count of operand bytes against `forward_smem_bytes`.
+    """Check somebody's count of operand bytes against `forward_smem_bytes` (specification 0x08).
 
     Parameters
     ----------
@@ -351,7 +349,7 @@ def query_rows(q_stage: int, cta_group: int, m_block: int = 128) -> int:
 
 
 def check_query_rows(claimed: int, q_stage: int, cta_group: int, m_block: int = 128) -> None:
-    """Check a claimed row count of a work group; 256 is right for one configuration, not for every one.
+    """Check a claimed row count of a work group; 256 is right for one configuration, not for every one (0x08).
 
     Parameters
     ----------
@@ -394,4 +392,7 @@ def sensitivity(tile: Tile, factors: dict[str, dict[str, float]], rates: Rates =
     >>> sensitivity(Tile(128, 128, 128), {"twice the exponentials": {"exp": 2}})["twice the exponentials"].binding
     ('mma',)
     """
+    for name, factor in factors.items():
+        if not factor.keys() <= {"mma", "smem", "exp"}:
+            raise ContractViolation(f"sensitivity: {name} varies {', '.join(factor)}; rates are mma, smem, exp")
     return {name: forward(tile, rates.scaled(**factor)) for name, factor in factors.items()}

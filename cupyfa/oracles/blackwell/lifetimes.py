@@ -14,12 +14,12 @@ __all__ = ["Live", "LiveAlias", "audit", "forward_timeline", "legal_alias", "liv
 
 
 class LiveAlias(ContractViolation):
-    """Two objects live in the same columns at the same time."""
+    """Two objects live in the same columns at the same time (specification 0x07)."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """An object in its columns, from its first write to its last read.
+    """An object in its columns, from its first write to its last read (specification 0x07).
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Live:
 
 
 def legal_alias(x: Live, y: Live) -> bool:
-    """Tell whether two objects may be where they are.
+    """Tell whether two objects may be where they are (specification 0x07).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def legal_alias(x: Live, y: Live) -> bool:
 
 
 def audit(objects: Sequence[Live]) -> None:
-    """Check every pair of objects.
+    """Check every pair of objects (specification 0x07).
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def audit(objects: Sequence[Live]) -> None:
 
 
 def forward_timeline(layout: ForwardMap, key_blocks: int) -> list[Event]:
-    """One work tile of the forward kernel, as far as tensor memory sees it.
+    """One work tile of the forward kernel, as far as tensor memory sees it (specification 0x07).
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def forward_timeline(layout: ForwardMap, key_blocks: int) -> list[Event]:
 
 
 def live_intervals(layout: ForwardMap, events: Sequence[Event]) -> list[Live]:
-    """Read the lives of S, P and O from a log.
+    """Read the lives of S, P and O from a log (specification 0x07).
 
     Parameters
     ----------
@@ -169,6 +169,8 @@ def live_intervals(layout: ForwardMap, events: Sequence[Event]) -> list[Live]:
     born: dict[str, Event] = {}
     lives: list[Live] = []
     for event in events:
+        if event.action in {**births, **deaths} and event.subject not in regions:
+            raise ValueError(f"live_intervals: {event.action} of {event.subject!r}; the map has {', '.join(regions)}")
         if event.action in births:
             accumulates_again = event.action == "accumulate" and event.subject in born
             if event.subject in born and not accumulates_again:

@@ -21,12 +21,12 @@ SHARED_BYTES_PER_CTA = SHARED_BYTES_PER_SM - RESERVED_SHARED_BYTES_PER_CTA
 
 
 class CeilingExceeded(ContractViolation):
-    """A CTA asks for more than one multiprocessor has."""
+    """A CTA asks for more than one multiprocessor has (specification 0x07)."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One multiprocessor of a generation.
+    """One multiprocessor of a generation (specification 0x07).
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ BLACKWELL = Machine("Blackwell", "tcgen05.mma", "TMEM", (128, 128), 8192, 16, 12
 
 
 def exponential_share(machine: Machine, head_dim: int, head_dim_v: int | None = None) -> float:
-    """Compare the time of the exponentials of a tile with that of its two products.
+    """Compare the time of the exponentials of a tile with that of its two products (specification 0x07).
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def exponential_share(machine: Machine, head_dim: int, head_dim_v: int | None = 
 
 
 def check_ceilings(threads: int, registers_per_thread: int, shared_bytes: int) -> None:
-    """Refuse a CTA that no multiprocessor could hold.
+    """Refuse a CTA that no multiprocessor could hold (specification 0x07).
 
     Passing is necessary, never sufficient: whether a CTA or a cluster of two becomes resident is a question for the
     compiled kernel and the driver's cluster-occupancy query.
@@ -112,6 +112,11 @@ def check_ceilings(threads: int, registers_per_thread: int, shared_bytes: int) -
     --------
     >>> check_ceilings(512, 128, 227 * 1024)  # sixteen warps fill the register file exactly
     """
+    if threads < 1 or registers_per_thread < 1 or shared_bytes < 0:
+        raise ValueError(
+            f"check_ceilings: {threads} threads, {registers_per_thread} registers per thread, {shared_bytes} bytes; "
+            "the first two are positive, the last is not negative"
+        )
     if registers_per_thread > MAX_REGISTERS_PER_THREAD:
         raise CeilingExceeded(f"{registers_per_thread} registers per thread; the ceiling is {MAX_REGISTERS_PER_THREAD}")
     if threads * registers_per_thread > REGISTERS_PER_SM:

@@ -45,44 +45,44 @@ ORDER = (
 
 
 class CopyBeforeWrite(ContractViolation):
-    """The exchange half was copied before it was written and fenced."""
+    """The exchange half was copied before it was written and fenced (specification 0x0A)."""
 
 
 class MissingExpectTx(ContractViolation):
-    """Bytes came that the barrier was not told of: its count cannot prove completion."""
+    """Bytes came that the barrier was not told of: its count cannot prove completion (specification 0x0A)."""
 
 
 class IncompleteTransaction(ContractViolation):
-    """The relay warp went on before all expected bytes were there."""
+    """The relay warp went on before all expected bytes were there (specification 0x0A)."""
 
 
 class MissingRelayWait(ContractViolation):
-    """The relay warp arrived at the leader without having waited for the bytes."""
+    """The relay warp arrived at the leader without having waited for the bytes (specification 0x0A)."""
 
 
 class MissingRelayArrival(ContractViolation):
-    """The MMA warp went on before both CTAs' relays had arrived."""
+    """The MMA warp went on before both CTAs' relays had arrived (specification 0x0A)."""
 
 
 class MissingMmaWait(ContractViolation):
-    """dQ was issued without a wait for the leader's barrier: the peer half may not be visible."""
+    """dQ was issued without a wait for the leader's barrier: the peer half may not be visible (0x0A)."""
 
 
 class PhaseDisagreement(ContractViolation):
-    """The two CTAs take different generations for the live one."""
+    """The two CTAs take different generations for the live one (specification 0x0A)."""
 
 
 class EarlyReuse(ContractViolation):
-    """A CTA went on to the next generation before the product had read this one."""
+    """A CTA went on to the next generation before the product had read this one (specification 0x0A)."""
 
 
 class IncompleteRelay(ContractViolation):
-    """The trace ends in the middle of a generation."""
+    """The trace ends in the middle of a generation (specification 0x0A)."""
 
 
 @dataclass(frozen=True)
 class RelayEvent:
-    """One step.
+    """One step (specification 0x0A).
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class RelayEvent:
 
 
 def relay_trace(generations: int, nbytes: int) -> list[RelayEvent]:
-    """Return a right trace.
+    """Return a right trace (specification 0x0A).
 
     Parameters
     ----------
@@ -130,6 +130,8 @@ def relay_trace(generations: int, nbytes: int) -> list[RelayEvent]:
     >>> [event.action for event in relay_trace(1, 16384) if event.cta == 0] == list(ORDER)
     True
     """
+    if generations < 0 or nbytes < 1:
+        raise ContractViolation(f"relay: generations {generations} must not be negative, nbytes {nbytes} be positive")
     agents = {"relay_wait": "relay", "relay_arrive": "relay", "mma_wait": "mma", "mma_dQ": "mma"}
     return [
         RelayEvent(cta, agents.get(action, "compute"), action, g, nbytes if action in ORDER[1:3] else 0)
@@ -150,7 +152,7 @@ class _Cta:
 
 @dataclass
 class RelayMachine:
-    """The barriers of a pair; takes one event at a time and refuses those that prove nothing.
+    """The barriers of a pair; takes one event at a time and refuses those that prove nothing (0x0A).
 
     Attributes
     ----------
@@ -179,6 +181,8 @@ class RelayMachine:
         """
         if event.cta not in PAIR or event.action not in ORDER:
             raise ContractViolation(f"relay: CTA {event.cta} knows no step {event.action!r}")
+        if event.nbytes < 0:
+            raise ContractViolation(f"relay: {event.action} of {event.nbytes} bytes; the number must not be negative")
         own, peer = self._ctas[event.cta], self._ctas[1 - event.cta]
         apart = own.generation != peer.generation and event.action != "phase_toggle"
         if event.generation != own.generation or apart:
@@ -247,7 +251,7 @@ class RelayMachine:
 
 
 def run(events: Iterable[RelayEvent]) -> list[RelayEvent]:
-    """Feed a trace to a fresh machine.
+    """Feed a trace to a fresh machine (specification 0x0A).
 
     Parameters
     ----------

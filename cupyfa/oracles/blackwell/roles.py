@@ -37,28 +37,28 @@ REGISTER_BUDGET = 512
 
 
 class RoleOverlap(ContractViolation):
-    """A warp has two roles."""
+    """A warp has two roles (specification 0x08)."""
 
 
 class RoleGap(ContractViolation):
-    """A warp has no role, or a role names a warp that does not exist."""
+    """A warp has no role, or a role names a warp that does not exist (specification 0x08)."""
 
 
 class BudgetExceeded(ContractViolation):
-    """The warpgroups ask for more registers than a multiprocessor has: ``setmaxnreg`` would wait forever."""
+    """The warpgroups ask for more registers than a multiprocessor has: ``setmaxnreg`` would wait forever (0x08)."""
 
 
 class IllegalTarget(ContractViolation):
-    """A ``setmaxnreg`` value must be a multiple of 8 in 24 .. 256."""
+    """A ``setmaxnreg`` value must be a multiple of 8 in 24 .. 256 (specification 0x08)."""
 
 
 class UnknownRole(ContractViolation):
-    """A handoff names a role that no warp has."""
+    """A handoff names a role that no warp has (specification 0x08)."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """Warps that run the same code.
+    """Warps that run the same code (specification 0x08).
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ HANDOFFS = (
 
 
 def check_partition(roles: Iterable[Role], warps: int = WARPS) -> None:
-    """Check that every warp has exactly one role.
+    """Check that every warp has exactly one role (specification 0x08).
 
     Parameters
     ----------
@@ -171,6 +171,8 @@ def check_partition(roles: Iterable[Role], warps: int = WARPS) -> None:
     ...
     cupyfa.oracles.blackwell.roles.RoleGap: warps without a role: [0, 1, 2, 3]
     """
+    if warps < 1:
+        raise ContractViolation(f"roles: warps must be positive, not {warps}")
     owner: dict[int, str] = {}
     for role in roles:
         for warp in role.warps:
@@ -212,7 +214,7 @@ def budget(roles: Iterable[Role]) -> int:
 
 
 def check_budget(roles: Iterable[Role], limit: int = REGISTER_BUDGET) -> int:
-    """Check the register targets.
+    """Check the register targets (specification 0x08).
 
     Parameters
     ----------
@@ -244,7 +246,7 @@ def check_budget(roles: Iterable[Role], limit: int = REGISTER_BUDGET) -> int:
 
 
 def mixed_warpgroups(roles: Iterable[Role]) -> list[int]:
-    """Find the warpgroups whose warps have different targets.
+    """Find the warpgroups whose warps have different targets (specification 0x08).
 
     The PTX manual asks that all warps of a warpgroup execute the same ``setmaxnreg``. The pinned backward tables do not
     keep to that, so a kernel that follows the manual gives warps 12 to 15 one value.
@@ -272,7 +274,7 @@ def mixed_warpgroups(roles: Iterable[Role]) -> list[int]:
 
 
 def check_handoffs(handoffs: Iterable[Handoff], roles: Iterable[Role]) -> None:
-    """Check that every handoff connects roles that exist and differ.
+    """Check that every handoff connects roles that exist and differ (specification 0x08).
 
     Parameters
     ----------

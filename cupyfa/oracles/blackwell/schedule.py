@@ -79,7 +79,7 @@ def choose_q_stage(packed_rows: int, m_block: int = 128) -> int:
 
 @dataclass(frozen=True)
 class TensorOp:
-    """One product in the order in which the MMA warp issues it.
+    """One product in the order in which the MMA warp issues it (specification 0x08).
 
     Attributes
     ----------
@@ -130,6 +130,7 @@ def tensor_order(blocks: int, q_stage: int = 2) -> tuple[TensorOp, ...]:
     tiles = TILES[:q_stage]
 
     def ops() -> Iterator[TensorOp]:
+        """Yield the products in startup, steady state and drain."""
         if blocks:
             yield from (TensorOp("QK", tile, 0, "startup") for tile in tiles)
         for j in range(blocks):
@@ -143,7 +144,7 @@ def tensor_order(blocks: int, q_stage: int = 2) -> tuple[TensorOp, ...]:
 
 
 def issue_order_figure(blocks: int, q_stage: int = 2) -> Figure:
-    """Return the number of products in the issue order, as a figure that refuses to be called a timeline.
+    """Return the number of products in the issue order, as a figure that refuses to be called a timeline (0x08).
 
     Parameters
     ----------
@@ -160,7 +161,7 @@ def issue_order_figure(blocks: int, q_stage: int = 2) -> Figure:
 
 @dataclass(frozen=True)
 class Durations:
-    """Cycles of the steps for one query tile and one key block.
+    """Cycles of the steps for one query tile and one key block (specification 0x08).
 
     Attributes
     ----------
@@ -212,7 +213,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Event:
-    """An instant of the timeline.
+    """An instant of the timeline (specification 0x08).
 
     Attributes
     ----------
@@ -241,7 +242,7 @@ class Event:
 
 @dataclass
 class Timeline:
-    """Events in order of time, and the busy intervals ``(agent, label, begin, end)`` of the drawn picture.
+    """Events in order of time, and the busy intervals ``(agent, label, begin, end)`` of the drawn picture (0x08).
 
     Attributes
     ----------

@@ -39,23 +39,23 @@ WARPS_PER_WARPGROUP = LANES // LANES_PER_WARP
 
 
 class AddressOutOfView(ContractViolation):
-    """A lane or column that no CTA's view of tensor memory has."""
+    """A lane or column that no CTA's view of tensor memory has (specification 0x07)."""
 
 
 class LaneNotOwned(ContractViolation):
-    """A warp loads or stores a lane outside the 32 that belong to it."""
+    """A warp loads or stores a lane outside the 32 that belong to it (specification 0x07)."""
 
 
 class MapExceedsCapacity(ContractViolation):
-    """The S/P/O map needs more than 512 columns."""
+    """The S/P/O map needs more than 512 columns (specification 0x07)."""
 
 
 class UnknownBase(ContractViolation):
-    """The base address is taken to be 0 although the allocation is not the whole memory."""
+    """The base address is taken to be 0 although the allocation is not the whole memory (0x07)."""
 
 
 def size_bytes(columns: int = COLUMNS) -> int:
-    """Size of some columns of tensor memory.
+    """Size of some columns of tensor memory (specification 0x07).
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def size_bytes(columns: int = COLUMNS) -> int:
 
 
 def encode(lane: int, column: int) -> int:
-    """Pack a tensor-memory address: ``lane << 16 | column``.
+    """Pack a tensor-memory address: ``lane << 16 | column`` (specification 0x07).
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def encode(lane: int, column: int) -> int:
 
 
 def decode(address: int) -> tuple[int, int]:
-    """Unpack a tensor-memory address.
+    """Unpack a tensor-memory address (specification 0x07).
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def decode(address: int) -> tuple[int, int]:
 
 
 def lane_band(warp: int) -> range:
-    """Lanes that a warp may load and store: ``32 * (warp % 4)`` and the 31 after it.
+    """Lanes that a warp may load and store: ``32 * (warp % 4)`` and the 31 after it (specification 0x07).
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def lane_band(warp: int) -> range:
 
 
 def check_lanes(warp: int, lanes: range) -> None:
-    """Refuse a load or store of lanes that belong to another warp.
+    """Refuse a load or store of lanes that belong to another warp (specification 0x07).
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def check_lanes(warp: int, lanes: range) -> None:
 
 
 def known_base(columns: int) -> int:
-    """Return the base address that an allocation of this size has without being asked.
+    """Return the base address that an allocation of this size has without being asked (specification 0x07).
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def known_base(columns: int) -> int:
 
 @dataclass(frozen=True)
 class Region:
-    """A named interval of columns, ``[begin, begin + width)``, in all 128 lanes.
+    """A named interval of columns, ``[begin, begin + width)``, in all 128 lanes (specification 0x07).
 
     Attributes
     ----------
@@ -223,6 +223,10 @@ class Region:
     name: str
     begin: int
     width: int
+
+    def __post_init__(self) -> None:
+        if self.begin < 0 or self.width < 1:
+            raise ValueError(f"Region: {self.name} is {self.width} columns at {self.begin}; positive, from 0 on")
 
     @property
     def end(self) -> int:
@@ -240,7 +244,7 @@ class Region:
 
 @dataclass(frozen=True)
 class ForwardMap:
-    """Where the scores, the probabilities and the outputs of the forward kernel are.
+    """Where the scores, the probabilities and the outputs of the forward kernel are (specification 0x07).
 
     Attributes
     ----------
@@ -268,7 +272,7 @@ class ForwardMap:
 
 
 def logical_columns(tile_n: int, head_dim_v: int, q_stages: int) -> int:
-    """Columns that two score slots and the outputs need.
+    """Columns that two score slots and the outputs need (specification 0x07).
 
     Parameters
     ----------
@@ -297,7 +301,7 @@ def logical_columns(tile_n: int, head_dim_v: int, q_stages: int) -> int:
 
 
 def forward_map(tile_n: int, head_dim_v: int, q_stages: int, p_bits: int = 16) -> ForwardMap:
-    """Lay out tensor memory for the forward kernel.
+    """Lay out tensor memory for the forward kernel (specification 0x07).
 
     Parameters
     ----------

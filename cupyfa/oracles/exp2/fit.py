@@ -41,7 +41,7 @@ def _extrema(coefficients: Float64Array, grid: Float64Array) -> tuple[Float64Arr
 
 
 def fit(degree: int) -> tuple[float, ...]:
-    """Find the polynomial of a degree that approximates 2**f on [0, 1] best, with constant term 1.
+    """Find the polynomial of a degree that approximates 2**f on [0, 1] best, with constant term 1 (0x09).
 
     Parameters
     ----------

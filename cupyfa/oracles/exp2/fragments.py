@@ -26,7 +26,7 @@ FRAGMENT = 32
 
 @dataclass(frozen=True)
 class Emulation:
-    """The three integers that decide who computes which exponential.
+    """The three integers that decide who computes which exponential (0x09).
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ TUNING = {
 def mixed_exp2(
     x: npt.ArrayLike, emulation: Emulation, coefficients: npt.ArrayLike = DEGREE_3
 ) -> npt.NDArray[np.float32]:
-    """Compute 2**x of score rows, part by the polynomial and part by the exponential unit.
+    """Compute 2**x of score rows, part by the polynomial and part by the exponential unit (0x09).
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ..float32 import add_rm, fma_rn
 from ..formats import BFLOAT16
-from ..violations import ContractViolation
+from ..violations import ContractViolation, check_broadcast
 
 __all__ = [
     "DEGREE_3",
@@ -59,16 +59,16 @@ HIGHEST = np.float32(127)
 
 
 class ExponentTooLarge(ContractViolation):
-    """An argument above 127: the addition would carry into infinity, or into the sign."""
+    """An argument above 127: the addition would carry into infinity, or into the sign (0x09)."""
 
 
 def reduce_range(x: npt.ArrayLike) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Split ``x`` into ``floor(x)`` and a fraction, by an addition that rounds down.
+    """Split ``x`` into ``floor(x)`` and a fraction, by an addition that rounds down (0x09).
 
     Parameters
     ----------
     x : array_like of float
-        Any shape, in ``[-127, 127]``; rounded to float32 where it is wider.
+        Any shape, in ``[-2**22, 2**22]`` (`exp2_polynomial` clamps first); rounded to float32 where it is wider.
 
     Returns
     -------
@@ -86,13 +86,15 @@ def reduce_range(x: npt.ArrayLike) -> tuple[Float32Array, Float32Array, Float32A
     ([-1.0, 3.0, -1.0], [0.75, 0.5, 1.0])
     """
     x32 = np.asarray(x, dtype=np.float32)
+    if not (np.abs(x32) <= 2**22).all():
+        raise ContractViolation("reduce_range: an argument is NaN, or beyond 2**22, where MAGIC rounds to no integer")
     y = add_rm(x32, MAGIC)
     n = y - MAGIC
     return y, n, x32 - n
 
 
 def horner(coefficients: npt.ArrayLike, f: npt.ArrayLike) -> Float32Array:
-    """Evaluate a polynomial by Horner's rule, one float32 fused multiply-add per degree.
+    """Evaluate a polynomial by Horner's rule, one float32 fused multiply-add per degree (0x09).
 
     Parameters
     ----------
@@ -121,7 +123,7 @@ def horner(coefficients: npt.ArrayLike, f: npt.ArrayLike) -> Float32Array:
 
 
 def combine_exponent(y: Float32Array, p: Float32Array) -> Float32Array:
-    """Multiply ``p`` by ``2**n`` by adding ``n`` to its exponent field.
+    """Multiply ``p`` by ``2**n`` by adding ``n`` to its exponent field (0x09).
 
     Parameters
     ----------
@@ -141,12 +143,13 @@ def combine_exponent(y: Float32Array, p: Float32Array) -> Float32Array:
     >>> combine_exponent(MAGIC + np.float32([-1, 0, 5, -127]), np.float32([1.5, 1.5, 1.0, 1.0]))
     array([ 0.75,  1.5 , 32.  ,  0.  ], dtype=float32)
     """
+    check_broadcast("combine_exponent", y=y, p=p)
     shifted = np.asarray(y, dtype=np.float32).view(np.uint32) << np.uint32(23)
     return (np.asarray(p, dtype=np.float32).view(np.uint32) + shifted).view(np.float32)
 
 
 def exp2_polynomial(x: npt.ArrayLike, coefficients: npt.ArrayLike = DEGREE_3) -> Float32Array:
-    """Compute 2**x as the kernels do without the exponential unit.
+    """Compute 2**x as the kernels do without the exponential unit (0x09).
 
     Parameters
     ----------
@@ -180,7 +183,7 @@ def exp2_polynomial(x: npt.ArrayLike, coefficients: npt.ArrayLike = DEGREE_3) ->
 
 
 def exp2_hardware(x: npt.ArrayLike) -> Float32Array:
-    """Compute 2**x rounded correctly to float32: the stand-in for the exponential unit.
+    """Compute 2**x rounded correctly to float32: the stand-in for the exponential unit (0x09).
 
     Parameters
     ----------
@@ -203,7 +206,7 @@ def exp2_hardware(x: npt.ArrayLike) -> Float32Array:
 
 
 def uniform_grid(points: int = 65_536) -> Float32Array:
-    """Return ``i / points`` for ``i = 0 .. points - 1``: the deterministic grid of the specification's figures.
+    """Return ``i / points`` for ``i = 0 .. points - 1``: the deterministic grid of the specification's figures (0x09).
 
     Parameters
     ----------
@@ -227,7 +230,7 @@ def uniform_grid(points: int = 65_536) -> Float32Array:
 
 @dataclass(frozen=True)
 class Exp2Error:
-    """How far an exp2 is from the truth, before and after its result is rounded to bfloat16.
+    """How far an exp2 is from the truth, before and after its result is rounded to bfloat16 (0x09).
 
     Attributes
     ----------
@@ -250,7 +253,7 @@ class Exp2Error:
 
 
 def measure(values: npt.ArrayLike, x: npt.ArrayLike) -> Exp2Error:
-    """Compare approximations of 2**x with float64, and their bfloat16 roundings with the rounding of the truth.
+    """Compare approximations of 2**x with float64, and their bfloat16 roundings with the rounding of the truth (0x09).
 
     Parameters
     ----------

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ..dense import check_shapes, resolve_scale
 from ..formats import BFLOAT16, Format
 from ..mask import TileMask, visible
+from ..violations import ContractViolation, check_range, check_shape
 from .operands import DescaleAxisMismatch, Float8
 
 __all__ = ["OFFSET", "Counters", "attention", "lse_of", "raised_probabilities", "same_precision"]
@@ -34,7 +35,7 @@ OFFSET = 8
 
 @dataclass
 class Counters:
-    """What the conversion of P to FP8 did: the counters that tell a healthy run from one that lost its range.
+    """What the conversion of P to FP8 did: the counters that tell a healthy run from one that lost its range (0x06).
 
     Attributes
     ----------
@@ -55,6 +56,9 @@ class Counters:
 
     def record(self, u: Array, codes: npt.NDArray[np.integer], format: Format) -> None:
         """Count one tile: probabilities `u` and the codes that they became."""
+        check_shape("fp8 counters", u.shape, codes=codes)
+        if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < 256:
+            raise ContractViolation(f"fp8 counters: codes {codes.min()} .. {codes.max()} must be in 0 .. 255")
         self.total += u.size
         self.saturated += int((u > format.max).sum())
         self.flushed += int(((u > 0) & (codes == 0)).sum())
@@ -84,13 +88,14 @@ def raised_probabilities(scores_log2: Array, m: Array, offset: int) -> Array:
     >>> raised_probabilities(np.array([[0.0, -1.0, -9.0]]), np.array([[0.0]]), 8)
     array([[256. , 128. ,   0.5]])
     """
+    check_shape("raised_probabilities", (*scores_log2.shape[:-1], 1), m=m)
     reference = np.where(np.isneginf(m), scores_log2.dtype.type(0), m) - scores_log2.dtype.type(offset)
     result: Array = np.exp2(scores_log2 - reference)
     return result
 
 
 def lse_of(m: Array, l: Array, offset: int) -> Array:
-    """Return the natural logarithm of the sum of exponentials: ``(m + log2(l) - offset) * log(2)``.
+    """Return the natural logarithm of the sum of exponentials: ``(m + log2(l) - offset) * log(2)`` (0x06).
 
     Parameters
     ----------
@@ -109,6 +114,7 @@ def lse_of(m: Array, l: Array, offset: int) -> Array:
     >>> lse_of(np.array([0.0]), np.array([512.0]), 8) == np.log(2)
     array([ True])
     """
+    check_shape("lse_of", m.shape, l=l)
     with np.errstate(divide="ignore"):
         result: Array = (m + np.log2(l) - m.dtype.type(offset)) * m.dtype.type(math.log(2))
     return result
@@ -128,7 +134,7 @@ def attention(
     tile_n: int = 128,
     counters: Counters | None = None,
 ) -> tuple[Array, Array]:
-    """Compute attention from FP8 operands, block by block as the kernel does.
+    """Compute attention from FP8 operands, block by block as the kernel does (0x06).
 
     Parameters
     ----------
@@ -173,6 +179,7 @@ def attention(
     (1.0, True)
     """
     check_shapes(q.values(), k.values(), v.values())
+    check_range("fp8 attention", 1, tile_m=tile_m, tile_n=tile_n)
     (batch, seqlen_q, heads_q, head_dim), seqlen_k = q.codes.shape, k.codes.shape[1]
     if v.granularity == "block" and v.block % tile_n:
         raise DescaleAxisMismatch(f"fp8: v has a descale per {v.block} keys, which is no multiple of {tile_n} per tile")

@@ -25,6 +25,7 @@ from scipy import stats
 
 from .. import dense
 from ..formats import FLOAT16
+from ..violations import ContractViolation, check_indices, check_range, check_shape
 from . import attention
 from .hadamard import random_signs, transform
 from .operands import quantize
@@ -74,7 +75,7 @@ _OUTLIER_SIGMA = 10.0
 
 
 def outlier_normal(shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Draw from the paper's distribution, ``N(0, 1) + N(0, 100) * Bernoulli(0.001)``.
+    """Draw from the paper's distribution, ``N(0, 1) + N(0, 100) * Bernoulli(0.001)`` (0x06).
 
     One entry in a thousand gets a second term of standard deviation 10 (arXiv 2407.08608, section 4.3).
 
@@ -96,12 +97,13 @@ def outlier_normal(shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDAr
     >>> bool(abs(x.var() - 1.1) < 0.03), bool(abs(x).max() > 30)
     (True, True)
     """
+    check_range("outlier_normal", 0, axis=min(shape, default=0))
     noise = rng.standard_normal(shape)
     return noise + _OUTLIER_SIGMA * rng.standard_normal(shape) * (rng.random(shape) < _OUTLIER_RATE)
 
 
 def fixture(seed: int = FIXTURE_SEED, size: int = 32) -> Triple:
-    """Make the Q, K and V of the specification's table, from Python's generator.
+    """Make the Q, K and V of the specification's table, from Python's generator (0x06).
 
     Entries are drawn one after the other: ``gauss(0, 1)``, then ``random() < 0.001`` decides whether ``gauss(0, 10)``
     is added. With the default seed each tensor gets exactly one outlier.
@@ -123,9 +125,11 @@ def fixture(seed: int = FIXTURE_SEED, size: int = 32) -> Triple:
     >>> [x.shape for x in fixture(size=4)]
     [(4, 4), (4, 4), (4, 4)]
     """
+    check_range("fixture", 1, size=size)
     rng = random.Random(seed)
 
     def entry() -> float:
+        """Draw one entry: a normal value, and rarely an outlier on top."""
         x = rng.gauss(0.0, 1.0)
         return x + rng.gauss(0.0, _OUTLIER_SIGMA) if rng.random() < _OUTLIER_RATE else x
 
@@ -134,7 +138,7 @@ def fixture(seed: int = FIXTURE_SEED, size: int = 32) -> Triple:
 
 
 def persistent_fixture(seed: int = FIXTURE_SEED + 2, size: int = 32, excursion: float = 10.0) -> Triple:
-    """Make inputs in which channel 0 of Q and of K is large in every row.
+    """Make inputs in which channel 0 of Q and of K is large in every row (0x06).
 
     ``N(0, 1)`` plus ``+-excursion`` in channel 0: positive in the even rows of Q, and in every third row of K. This is
     the geometry for which the transform was made: the channels that are large in Q are large in K.
@@ -159,6 +163,7 @@ def persistent_fixture(seed: int = FIXTURE_SEED + 2, size: int = 32, excursion: 
     >>> bool(abs(q[:, 0]).min() > 7), bool(abs(q[:, 1:]).max() < 5)
     (True, True)
     """
+    check_range("persistent_fixture", 1, size=size)
     rng = random.Random(seed)
     q, k, v = (np.array([rng.gauss(0.0, 1.0) for _ in range(size * size)]).reshape(size, size) for _ in range(3))
     row = np.arange(size)
@@ -172,7 +177,7 @@ def _bshd(x: Array) -> Array:
 
 
 def reference(q: Array, k: Array, v: Array, *, softmax_scale: float | None = None) -> npt.NDArray[np.float64]:
-    """Compute one head's attention in float64.
+    """Compute one head's attention in float64 (0x06).
 
     Parameters
     ----------
@@ -186,12 +191,13 @@ def reference(q: Array, k: Array, v: Array, *, softmax_scale: float | None = Non
     numpy.ndarray
         float64, shape ``(seqlen_q, d_v)``.
     """
+    check_shape("fp8 reference", ("rows", "dims"), q=q, k=k, v=v)
     out, _ = dense.attention(_bshd(q), _bshd(k), _bshd(v), softmax_scale=softmax_scale)
     return out[0, :, 0]
 
 
 def rmse(got: Array, want: Array) -> float:
-    """Return the root mean square difference.
+    """Return the root mean square difference (0x06).
 
     Parameters
     ----------
@@ -208,6 +214,8 @@ def rmse(got: Array, want: Array) -> float:
     >>> rmse(np.array([3.0, 0.0]), np.array([0.0, 0.0])) == math.sqrt(4.5)
     True
     """
+    check_shape("rmse", want.shape, got=got)
+    check_range("rmse", 1, size=got.size)
     return math.sqrt(float(np.square(got.astype(np.float64) - want).mean()))
 
 
@@ -225,7 +233,7 @@ def variant_rmse(
     block_k: int = 128,
     dtype: npt.DTypeLike = np.float32,
 ) -> float:
-    """Quantize one head's Q, K and V as `variant` says, and return the error of FP8 attention.
+    """Quantize one head's Q, K and V as `variant` says, and return the error of FP8 attention (0x06).
 
     Attention is `cupyfa.oracles.fp8.attention.same_precision`, with P in E4M3FN, offset 8 and an unrounded output.
 
@@ -267,18 +275,17 @@ def variant_rmse(
     """
     if variant not in VARIANTS:
         raise ValueError(f"fp8: variant {variant!r} is none of {', '.join(VARIANTS)}")
+    check_shape("fp8 error", ("rows", "dims"), q=q, k=k, v=v)
     picked = np.arange(len(q)) if rows is None else rows
+    check_indices("fp8 error: rows", picked, len(q))
     want = reference(q[picked], k, v, softmax_scale=softmax_scale) if want is None else want
     if variant.endswith("hadamard"):
         signs = random_signs(q.shape[1], FIXTURE_SEED + 1) if signs is None else signs
         q, k = transform(q, signs), transform(k, signs)
     granularity = variant.split("+", maxsplit=1)[0]
-
-    def block(rows_per_block: int) -> int | None:
-        return rows_per_block if granularity == "block" else None
-
-    Q = quantize(_bshd(q), granularity, block=block(block_q), dtype=dtype)
-    K, V = (quantize(_bshd(x), granularity, block=block(block_k), dtype=dtype) for x in (k, v))
+    rows_q, rows_k = (block_q, block_k) if granularity == "block" else (None, None)
+    Q = quantize(_bshd(q), granularity, block=rows_q, dtype=dtype)
+    K, V = (quantize(_bshd(x), granularity, block=rows_k, dtype=dtype) for x in (k, v))
     out, _ = attention.same_precision(Q.rows(picked), K, V, softmax_scale=softmax_scale, round_out=False)
     return rmse(out[0, :, 0], want)
 
@@ -286,7 +293,7 @@ def variant_rmse(
 def half_precision_rmse(
     q: Array, k: Array, v: Array, *, rows: npt.NDArray[np.intp], want: Array, keep_float32: bool
 ) -> float:
-    """Return the error of float16 attention, with intermediate results in float32 or in float16.
+    """Return the error of float16 attention, with intermediate results in float32 or in float16 (0x06).
 
     FlashAttention keeps scores and softmax in float32. The paper's baseline stores both in float16, which is why it is
     the worse of the two (arXiv 2407.08608, table 3).
@@ -295,10 +302,8 @@ def half_precision_rmse(
     ----------
     q, k, v : numpy.ndarray
         One head, ``(seqlen, d)``; rounded to float16 first.
-    rows : numpy.ndarray
-        Query rows to compute.
-    want : numpy.ndarray
-        Their reference.
+    rows, want : numpy.ndarray
+        Query rows to compute, and their reference.
     keep_float32 : bool
         True for FlashAttention, false for the baseline.
 
@@ -307,6 +312,8 @@ def half_precision_rmse(
     float
         Root mean square error.
     """
+    check_shape("fp8 error", ("rows", "dims"), q=q, k=k, v=v)
+    check_indices("fp8 error: rows", rows, len(q))
     q16, k16, v16 = (x.astype(np.float16) for x in (q[rows], k, v))
     if keep_float32:
         out, _ = dense.same_precision(_bshd(q16), _bshd(k16), _bshd(v16))
@@ -320,7 +327,7 @@ def half_precision_rmse(
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its confidence interval; `n` is the number of seeds."""
+    """A mean with its confidence interval; `n` is the number of seeds (0x06)."""
 
     mean: float
     low: float
@@ -332,7 +339,7 @@ class Estimate:
 
 
 def estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
-    """Return the mean with Student's confidence interval.
+    """Return the mean with Student's confidence interval (0x06).
 
     Parameters
     ----------
@@ -359,12 +366,14 @@ def estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or x.size < 2:
         raise ValueError("fp8: an interval needs at least two seeds")
+    if not 0 < level < 1:
+        raise ContractViolation(f"fp8: level is {level}; it must lie between 0 and 1")
     half = float(stats.t.ppf(0.5 + level / 2, x.size - 1)) * float(x.std(ddof=1)) / math.sqrt(x.size)
     return Estimate(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half, x.size)
 
 
 def geometric_estimate(ratios: npt.ArrayLike, level: float = 0.95) -> Estimate:
-    """Return the geometric mean of ratios with its confidence interval: `estimate` of their logarithms.
+    """Return the geometric mean of ratios with its confidence interval: `estimate` of their logarithms (0x06).
 
     Parameters
     ----------
@@ -383,5 +392,8 @@ def geometric_estimate(ratios: npt.ArrayLike, level: float = 0.95) -> Estimate:
     >>> round(geometric_estimate([1.0, 4.0, 2.0]).mean, 12)
     2.0
     """
-    logs = estimate(np.log(np.asarray(ratios, dtype=np.float64)), level)
+    x = np.asarray(ratios, dtype=np.float64)
+    if not (x > 0).all():
+        raise ContractViolation("fp8: a ratio is not positive; the geometric mean needs positive ones")
+    logs = estimate(np.log(x), level)
     return Estimate(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n)

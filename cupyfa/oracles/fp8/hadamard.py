@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import hadamard
 
-from ..violations import ContractViolation
+from ..violations import ContractViolation, check_range
 
 __all__ = [
     "NotOrthogonal",
@@ -35,11 +35,11 @@ Array = npt.NDArray[np.floating]
 
 
 class NotOrthogonal(ContractViolation):
-    """A matrix that is used as a change of basis of Q and K is not orthogonal."""
+    """A matrix that is used as a change of basis of Q and K is not orthogonal (0x06)."""
 
 
 class TransformMismatch(ContractViolation):
-    """Q and K are not transformed by the same matrix, so their products change before any quantization."""
+    """Q and K are not transformed by the same matrix, so their products change before any quantization (0x06)."""
 
 
 def block_size(head_dim: int) -> int:
@@ -74,7 +74,7 @@ def block_size(head_dim: int) -> int:
 
 
 def random_signs(head_dim: int, seed: int) -> npt.NDArray[np.float64]:
-    """Draw the random diagonal of the transform.
+    """Draw the random diagonal of the transform (0x06).
 
     Parameters
     ----------
@@ -93,6 +93,7 @@ def random_signs(head_dim: int, seed: int) -> npt.NDArray[np.float64]:
     >>> random_signs(8, seed=3407)
     array([-1.,  1., -1.,  1., -1.,  1.,  1.,  1.])
     """
+    check_range("hadamard", 1, head_dim=head_dim)
     rng = random.Random(seed)
     return np.array([rng.choice((-1.0, 1.0)) for _ in range(head_dim)])
 
@@ -143,7 +144,7 @@ def signed_hadamard(signs: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def transform(x: Array, signs: npt.ArrayLike) -> Array:
-    """Compute ``x @ signed_hadamard(signs)`` with ``O(d log d)`` additions per vector.
+    """Compute ``x @ signed_hadamard(signs)`` with ``O(d log d)`` additions per vector (0x06).
 
     Each of the ``log2(n)`` passes replaces pairs ``(a, b)`` that lie ``h`` apart by ``(a + b, a - b)``.
 
@@ -172,6 +173,8 @@ def transform(x: Array, signs: npt.ArrayLike) -> Array:
     array([4., 4., 4., 4.])
     """
     diagonal = _check_signs(signs)
+    if x.ndim < 1 or not np.issubdtype(x.dtype, np.floating):
+        raise ValueError(f"hadamard: x is {x.dtype} {x.shape}; it must be (..., head_dim) of a float type")
     if x.shape[-1] != diagonal.size:
         raise ValueError(f"hadamard: x has {x.shape[-1]} elements per vector but there are {diagonal.size} signs")
     n = block_size(diagonal.size)
@@ -186,7 +189,7 @@ def transform(x: Array, signs: npt.ArrayLike) -> Array:
 
 
 def check_same_transform(R_q: Array, R_k: Array, tolerance: float = 1e-12) -> None:
-    """Raise unless Q and K may be multiplied by these two matrices: ``R_q @ R_k.T = I``.
+    """Raise unless Q and K may be multiplied by these two matrices: ``R_q @ R_k.T = I`` (0x06).
 
     Parameters
     ----------
@@ -211,7 +214,7 @@ def check_same_transform(R_q: Array, R_k: Array, tolerance: float = 1e-12) -> No
     cupyfa.oracles.fp8.hadamard.TransformMismatch: ...
     """
     for name, R in (("Q", R_q), ("K", R_k)):
-        if R.ndim != 2 or R.shape[0] != R.shape[1] or np.abs(R @ R.T - np.eye(len(R))).max() > tolerance:
+        if R.ndim != 2 or not len(R) or R.shape[0] != R.shape[1] or np.abs(R @ R.T - np.eye(len(R))).max() > tolerance:
             raise NotOrthogonal(f"hadamard: the transform of {name} is not orthogonal")
     if R_q.shape != R_k.shape or np.abs(R_q @ R_k.T - np.eye(len(R_q))).max() > tolerance:
         raise TransformMismatch("hadamard: Q and K are transformed by different matrices; R_q @ R_k.T is not I")

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..violations import ContractViolation
+from ..violations import ContractViolation, check_range, check_shape
 
 __all__ = [
     "FEATURE_ORDER",
@@ -47,15 +47,22 @@ LANES = 32
 
 
 class NotKMajor(ContractViolation):
-    """An FP8 matrix instruction gets an operand that is not contiguous along the axis that it sums over."""
+    """An FP8 matrix instruction gets an operand that is not contiguous along the axis that it sums over (0x06)."""
 
 
 class IllegalTransposeShape(ContractViolation):
-    """The in-kernel transpose of V does not exist for this tile."""
+    """The in-kernel transpose of V does not exist for this tile (0x06)."""
+
+
+def _check_bytes(where: str, shape: tuple[int | str, ...], **arrays: Bytes) -> None:
+    check_shape(where, shape, **arrays)
+    for name, array in arrays.items():
+        if array.dtype != np.uint8:
+            raise ContractViolation(f"{where}: {name} is {array.dtype}; it must be uint8")
 
 
 def accumulator_coordinate(lane: int, i: int) -> tuple[int, int]:
-    """Return where float32 accumulator register `i` of a lane lies in its warp's 16 rows.
+    """Return where float32 accumulator register `i` of a lane lies in its warp's 16 rows (0x06).
 
     ``row = g + 8 * ((i >> 1) & 1)``, ``column = 8 * (i >> 2) + 2 * t + (i & 1)``.
 
@@ -76,12 +83,14 @@ def accumulator_coordinate(lane: int, i: int) -> tuple[int, int]:
     >>> [accumulator_coordinate(1, i)[1] for i in (0, 1, 4, 5)]  # the columns of row 0 that lane 1 owns
     [2, 3, 10, 11]
     """
+    check_range("accumulator", 0, LANES - 1, lane=lane)
+    check_range("accumulator", 0, 127, i=i)  # N is at most 256
     g, t = divmod(lane, 4)
     return g + 8 * ((i >> 1) & 1), 8 * (i >> 2) + 2 * t + (i & 1)
 
 
 def operand_a_coordinate(lane: int, register: int, byte: int) -> tuple[int, int]:
-    """Return where a byte of the 8-bit operand A lies in its warp's 16 rows and 32 reduction columns.
+    """Return where a byte of the 8-bit operand A lies in its warp's 16 rows and 32 reduction columns (0x06).
 
     Registers a0 and a1 hold rows g and g + 8 of columns ``4t .. 4t+3``; a2 and a3 the same of columns 16 higher.
 
@@ -104,6 +113,8 @@ def operand_a_coordinate(lane: int, register: int, byte: int) -> tuple[int, int]
     >>> [operand_a_coordinate(1, 0, byte)[1] for byte in range(4)]
     [4, 5, 6, 7]
     """
+    check_range("operand A", 0, LANES - 1, lane=lane)
+    check_range("operand A", 0, 3, register=register, byte=byte)
     g, t = divmod(lane, 4)
     return g + 8 * (register & 1), 16 * (register >> 1) + 4 * t + byte
 
@@ -127,7 +138,7 @@ FEATURE_ORDER: Index = np.concatenate([np.arange(0, 16, 2), np.arange(1, 16, 2)]
 
 
 def ordered_keys(keys: int, order: Index = KEY_ORDER) -> Index:
-    """Extend an order of 16 to `keys` columns: the paired permutation of ``P @ V = P[:, s] @ V[s, :]``.
+    """Extend an order of 16 to `keys` columns: the paired permutation of ``P @ V = P[:, s] @ V[s, :]`` (0x06).
 
     Parameters
     ----------
@@ -151,13 +162,15 @@ def ordered_keys(keys: int, order: Index = KEY_ORDER) -> Index:
     >>> ordered_keys(16).tolist()
     [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     """
-    if keys % 16:
+    if keys < 0 or keys % 16:
         raise ValueError(f"fp8: {keys} keys are no multiple of 16")
+    if not np.array_equal(np.sort(order, axis=None), np.arange(16)) or np.ndim(order) != 1:
+        raise ContractViolation("fp8: order is no permutation of 0 .. 15")
     return (np.arange(0, keys, 16)[:, None] + order).ravel()
 
 
 def pack_in_place(accumulator: Bytes) -> Bytes:
-    """Turn the 16 probabilities that a thread owns in 32 columns into operand-A registers, without moving any.
+    """Turn the 16 probabilities that a thread owns in 32 columns into operand-A registers, without moving any (0x06).
 
     ``a0 = {S0 S1 S4 S5}, a1 = {S2 S3 S6 S7}, a2 = {S8 S9 S12 S13}, a3 = {S10 S11 S14 S15}``: FlashAttention-3 swaps
     the middle pairs (`permute_Cregs_fp8`) and reinterprets. The columns then come in the order of `KEY_ORDER`.
@@ -177,12 +190,13 @@ def pack_in_place(accumulator: Bytes) -> Bytes:
     >>> pack_in_place(np.tile(np.arange(16, dtype=np.uint8), (32, 1)))[0].tolist()
     [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
     """
+    check_shape("pack_in_place", (LANES, 16), accumulator=accumulator)
     pairs = accumulator.reshape(LANES, 2, 2, 2, 2)  # (lane, half of the columns, column group of 8, row, e)
     return pairs.swapaxes(2, 3).reshape(LANES, 4, 4)
 
 
 def byte_perm(x: npt.ArrayLike, y: npt.ArrayLike, selector: int) -> npt.NDArray[np.uint32]:
-    """Pick four of the eight bytes of two words, as ``prmt.b32`` (``__byte_perm``) does.
+    """Pick four of the eight bytes of two words, as ``prmt.b32`` (``__byte_perm``) does (0x06).
 
     Parameters
     ----------
@@ -203,6 +217,8 @@ def byte_perm(x: npt.ArrayLike, y: npt.ArrayLike, selector: int) -> npt.NDArray[
     """
     if selector & 0x8888 or selector >> 16:
         raise ValueError(f"fp8: selector {selector:#x} is not four digits of 0 to 7")
+    if np.shape(x) != np.shape(y):
+        raise ContractViolation(f"byte_perm: x {np.shape(x)} and y {np.shape(y)} must have one shape")
     both = np.asarray(x).astype(np.uint64) | (np.asarray(y).astype(np.uint64) << np.uint64(32))
     result = np.zeros_like(both)
     for n in range(4):
@@ -216,7 +232,7 @@ def _words(register_bytes: Bytes) -> npt.NDArray[np.uint32]:
 
 
 def shuffle_to_operand_a(accumulator: Bytes) -> Bytes:
-    """Move bytes between the threads of each quad so that operand A has its keys in natural order.
+    """Move bytes between the threads of each quad so that operand A has its keys in natural order (0x06).
 
     FlashAttention-3's way when V is already K-major (`permute_Aregs_fp8`): per 8 columns' worth of registers two
     shuffles with the lane maps ``{0, 3, 1, 2}`` and its neighbour ``^ 1``, and two byte permutations.
@@ -231,6 +247,7 @@ def shuffle_to_operand_a(accumulator: Bytes) -> Bytes:
     numpy.ndarray
         uint8, shape ``(32 lanes, 4 registers, 4 bytes)``.
     """
+    _check_bytes("shuffle_to_operand_a", (LANES, 16), accumulator=accumulator)
     words = _words(accumulator.reshape(LANES, 4, 4))  # consecutive registers, reinterpreted
     lane = np.arange(LANES)
     quad = lane % 4
@@ -247,7 +264,7 @@ def shuffle_to_operand_a(accumulator: Bytes) -> Bytes:
 
 
 def transpose_block(V: Bytes) -> Bytes:
-    """Transpose a 16 x 16 piece of V as the producer warp does, permutations included.
+    """Transpose a 16 x 16 piece of V as the producer warp does, permutations included (0x06).
 
     ``ldmatrix.x2.trans`` on 16-bit units: lane (g, t) gets units of column g from keys ``2t, 2t+1`` (first register)
     and ``8+2t, 9+2t`` (second); a unit is the features ``2g, 2g+1``. ``prmt`` 0x6420 gathers the even features, 0x7531
@@ -269,6 +286,7 @@ def transpose_block(V: Bytes) -> Bytes:
     >>> np.array_equal(transpose_block(V), V[KEY_ORDER][:, FEATURE_ORDER].T)
     True
     """
+    _check_bytes("transpose_block", (16, 16), V=V)
     units = np.ascontiguousarray(V).view("<u2")  # (16 keys, 8 pairs of features)
     g, t = np.divmod(np.arange(LANES), 4)
     first, second = (
@@ -283,7 +301,7 @@ def transpose_block(V: Bytes) -> Bytes:
 
 
 def transpose_tile(V: Bytes) -> Bytes:
-    """Transpose a whole tile, 16 x 16 at a time.
+    """Transpose a whole tile, 16 x 16 at a time (0x06).
 
     Parameters
     ----------
@@ -295,7 +313,10 @@ def transpose_tile(V: Bytes) -> Bytes:
     numpy.ndarray
         uint8, shape ``(features, keys)``: K-major for ``P @ V``.
     """
+    _check_bytes("transpose_tile", ("keys", "features"), V=V)
     keys, features = V.shape
+    if keys % 16 or features % 16:
+        raise IllegalTransposeShape(f"fp8: a V tile of {keys} keys x {features} features; both must be multiples of 16")
     result = np.empty((features, keys), np.uint8)
     for key in range(0, keys, 16):
         for feature in range(0, features, 16):
@@ -329,6 +350,7 @@ def transpose_shape(head_dim_v: int, tile_n: int) -> tuple[int, int]:
     >>> transpose_shape(128, 224), transpose_shape(96, 128)
     ((64, 32), (32, 64))
     """
+    check_range("transpose_shape", 1, head_dim_v=head_dim_v, tile_n=tile_n)
     if head_dim_v % 32 or tile_n % 32 or (head_dim_v % 64 and tile_n % 64):
         raise IllegalTransposeShape(
             f"fp8: a V tile of {tile_n} keys x {head_dim_v} features; both must be multiples of 32 and one of 64"
@@ -337,7 +359,7 @@ def transpose_shape(head_dim_v: int, tile_n: int) -> tuple[int, int]:
 
 
 def check_operand(gemm: str, operand: str, contiguous: str) -> None:
-    """Raise unless an FP8 matrix instruction can read this operand from shared memory.
+    """Raise unless an FP8 matrix instruction can read this operand from shared memory (0x06).
 
     Parameters
     ----------

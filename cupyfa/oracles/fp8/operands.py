@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import E4M3FN, Format
-from ..violations import ContractViolation
+from ..violations import ContractViolation, check_indices, check_range
 
 __all__ = [
     "LEGAL_POINTS",
@@ -46,31 +46,31 @@ Array = npt.NDArray[np.floating]
 
 
 class InvalidDescale(ContractViolation):
-    """A descale is zero, negative, NaN or infinite."""
+    """A descale is zero, negative, NaN or infinite (0x06)."""
 
 
 class DescaleAxisMismatch(ContractViolation):
-    """The descales do not have the shape that their axis asks for."""
+    """The descales do not have the shape that their axis asks for (0x06)."""
 
 
 class NotAdmitted(ContractViolation):
-    """FlashAttention-3's public FP8 call does not take this problem."""
+    """FlashAttention-3's public FP8 call does not take this problem (0x06)."""
 
 
 class ScaleAfterSoftmax(ContractViolation):
-    """A descale of Q or K is applied after the softmax, which is not linear."""
+    """A descale of Q or K is applied after the softmax, which is not linear (0x06)."""
 
 
 class ScaleOutsideSum(ContractViolation):
-    """A V descale that changes from block to block is pulled out of the sum over blocks."""
+    """A V descale that changes from block to block is pulled out of the sum over blocks (0x06)."""
 
 
 class ScaleOutsideTensor(ContractViolation):
-    """A V descale is applied to scores, which do not contain V."""
+    """A V descale is applied to scores, which do not contain V (0x06)."""
 
 
 class ValueOutOfRange(ContractViolation):
-    """A value divided by its descale exceeds the largest finite value of the format, so that it would saturate."""
+    """A value over its descale exceeds the largest finite value of the format: it would saturate (0x06)."""
 
 
 PRECISION = MappingProxyType(
@@ -106,7 +106,7 @@ LEGAL_POINTS = MappingProxyType(
 
 
 def check_application(tensor: str, granularity: str, point: str) -> None:
-    """Raise unless the descale of `tensor` may be applied at `point`.
+    """Raise unless the descale of `tensor` may be applied at `point` (0x06).
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def check_application(tensor: str, granularity: str, point: str) -> None:
 
 @dataclass(frozen=True)
 class Float8:
-    """A quantized tensor: codes and descales.
+    """A quantized tensor: codes and descales (0x06).
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ class Float8:
         Float8
             Blocks of one row.
         """
-        picked = np.asarray(index, dtype=np.intp)
+        check_indices("fp8: rows", picked := np.asarray(index, dtype=np.intp), self.codes.shape[1])
         return Float8(self.codes[:, picked], self.row_descales()[:, picked].swapaxes(1, 2), 1, self.format)
 
 
@@ -241,7 +241,7 @@ def quantize(
     format: Format = E4M3FN,
     dtype: npt.DTypeLike = np.float32,
 ) -> Float8:
-    """Quantize: ``descale = max|x| / format.max`` over what shares it, ``code = encode(x / descale)``.
+    """Quantize: ``descale = max|x| / format.max`` over what shares it, ``code = encode(x / descale)`` (0x06).
 
     Parameters
     ----------
@@ -291,6 +291,7 @@ def quantize(
     if scale_heads < 1 or heads % scale_heads:
         raise ValueError(f"fp8: {scale_heads} scale heads do not divide {heads} heads")
     rows = max(1, seqlen) if block is None else block
+    check_range("fp8", 1, block=rows)
     if descale is None:
         descale = _descales(x, granularity, rows, scale_heads, format).astype(dtype)
     result = Float8(np.zeros(x.shape, np.uint8), np.asarray(descale, dtype=dtype), rows, format)

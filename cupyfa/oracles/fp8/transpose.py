@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..violations import ContractViolation
+from ..violations import ContractViolation, check_range
 
 __all__ = [
     "WARPS",
@@ -38,34 +38,37 @@ __all__ = [
 WARPS = 4
 """Warps of the producer warpgroup: 128 threads instead of the one warp that a plain TMA producer needs."""
 
+_BY_WARP = ("load", "store", "fence", "barrier")
+_BY_STAGE = ("issue", "arrive", "commit", "release", "consume")
+
 
 class EarlyTranspose(ContractViolation):
-    """A warp reads Vt before its copy has arrived, or writes V before it has read Vt."""
+    """A warp reads Vt before its copy has arrived, or writes V before it has read Vt (0x06)."""
 
 
 class OverwriteLiveTile(ContractViolation):
-    """A stage is written while it still holds a tile that somebody needs."""
+    """A stage is written while it still holds a tile that somebody needs (0x06)."""
 
 
 class UnpublishedWrites(ContractViolation):
-    """V is committed although a warp's writes have not been fenced: the matrix unit may read old bytes."""
+    """V is committed although a warp's writes have not been fenced: the matrix unit may read old bytes (0x06)."""
 
 
 class CommitWithoutWrites(ContractViolation):
-    """V is committed before every warp has written its part: the tile is partly old."""
+    """V is committed before every warp has written its part: the tile is partly old (0x06)."""
 
 
 class EarlyRelease(ContractViolation):
-    """Vt is handed back to TMA before all warps have passed the barrier behind their reads and writes."""
+    """Vt is handed back to TMA before all warps have passed the barrier behind their reads and writes (0x06)."""
 
 
 class ReadBeforeCommit(ContractViolation):
-    """A consumer reads a stage of V that has not been committed."""
+    """A consumer reads a stage of V that has not been committed (0x06)."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One step: `ordinal` counts from 0; `agent` is ``"tma"``, ``"warp0"`` to ``"warp3"`` or ``"consumer"``."""
+    """One step: `ordinal` counts from 0; `agent` is ``"tma"``, ``"warp0"`` to ``"warp3"`` or ``"consumer"`` (0x06)."""
 
     ordinal: int
     agent: str
@@ -90,7 +93,7 @@ class _Stage:
 
 
 class TransposeProducer:
-    """Stages of Vt and V, with every rule checked at the step that breaks it.
+    """Stages of Vt and V, with every rule checked at the step that breaks it (0x06).
 
     Parameters
     ----------
@@ -118,6 +121,11 @@ class TransposeProducer:
         self._issued = 0
         self.events: list[Event] = []
 
+    def _stage(self, stage: int, warp: int = 0) -> _Stage:
+        check_range("fp8 transpose", 0, len(self._stages) - 1, stage=stage)
+        check_range("fp8 transpose", 0, WARPS - 1, warp=warp)
+        return self._stages[stage]
+
     def _emit(self, agent: str, action: str, stage: int) -> _Stage:
         state = self._stages[stage]
         self.events.append(Event(len(self.events), agent, action, stage, state.tile))
@@ -125,7 +133,7 @@ class TransposeProducer:
 
     def issue(self, stage: int) -> None:
         """Start the copy of the next tile into ``Vt[stage]``: step 1."""
-        state = self._stages[stage]
+        state = self._stage(stage)
         if state.vt_live:
             raise OverwriteLiveTile(f"fp8: TMA writes Vt[{stage}], which still holds tile {state.tile}")
         state.tile = self._issued
@@ -136,17 +144,20 @@ class TransposeProducer:
 
     def arrive(self, stage: int) -> None:
         """Complete the copy: ``Vt[stage].full``."""
+        if not self._stage(stage).vt_live:
+            raise EarlyTranspose(f"fp8: a copy into Vt[{stage}] arrives that was never issued")
         self._emit("tma", "arrive", stage).arrived = True
 
     def load(self, stage: int, warp: int) -> None:
         """Wait for the copy and read one warp's part of it: steps 2 and 3."""
-        if not (self._stages[stage].vt_live and self._stages[stage].arrived):
+        state = self._stage(stage, warp)
+        if not (state.vt_live and state.arrived):
             raise EarlyTranspose(f"fp8: warp {warp} reads Vt[{stage}] before its copy has arrived")
         self._emit(f"warp{warp}", "load", stage).read.add(warp)
 
     def store(self, stage: int, warp: int) -> None:
         """Reorder the warp's bytes and write them into ``V[stage]``: steps 4 and 5."""
-        state = self._stages[stage]
+        state = self._stage(stage, warp)
         if warp not in state.read:
             raise EarlyTranspose(f"fp8: warp {warp} writes V[{stage}] before it has read Vt[{stage}]")
         if state.v_live:
@@ -155,13 +166,14 @@ class TransposeProducer:
 
     def fence(self, stage: int, warp: int) -> None:
         """Make the warp's writes visible to the async proxy, by which the matrix unit reads: step 6."""
-        state = self._emit(f"warp{warp}", "fence", stage)
+        state = self._stage(stage, warp)
+        self._emit(f"warp{warp}", "fence", stage)
         if warp in state.written:
             state.fenced.add(warp)
 
     def commit(self, stage: int) -> None:
         """Hand ``V[stage]`` to the consumers: step 7."""
-        state = self._stages[stage]
+        state = self._stage(stage)
         if len(state.written) < WARPS:
             raise CommitWithoutWrites(f"fp8: V[{stage}] is committed after {len(state.written)} of {WARPS} warps wrote")
         if len(state.fenced) < WARPS:
@@ -171,21 +183,21 @@ class TransposeProducer:
 
     def barrier(self, stage: int, warp: int) -> None:
         """Arrive with one warp at the barrier of the 128 producer threads: step 8."""
-        state = self._stages[stage]
+        state = self._stage(stage, warp)
         if warp not in state.written:
             raise EarlyTranspose(f"fp8: warp {warp} closes stage {stage} before it has written V[{stage}]")
         self._emit(f"warp{warp}", "barrier", stage).passed.add(warp)
 
     def release(self, stage: int) -> None:
         """Hand ``Vt[stage]`` back to TMA: step 9."""
-        state = self._stages[stage]
+        state = self._stage(stage)
         if len(state.passed) < WARPS:
             raise EarlyRelease(f"fp8: Vt[{stage}] is released after {len(state.passed)} of {WARPS} warps closed it")
         self._emit("producer", "release", stage).vt_live = False
 
     def consume(self, stage: int) -> None:
         """Let a consumer run ``P @ V`` on ``V[stage]`` and release it."""
-        state = self._stages[stage]
+        state = self._stage(stage)
         if not state.committed:
             raise ReadBeforeCommit(f"fp8: a consumer reads V[{stage}], which is not committed")
         self._emit("consumer", "consume", stage)
@@ -193,7 +205,7 @@ class TransposeProducer:
 
 
 def tile_steps(stage: int, warps: Iterable[int] = range(WARPS)) -> Iterator[tuple[str, int, int | None]]:
-    """Yield the steps of one tile in a legal order.
+    """Yield the steps of one tile in a legal order (0x06).
 
     Parameters
     ----------
@@ -221,7 +233,7 @@ def tile_steps(stage: int, warps: Iterable[int] = range(WARPS)) -> Iterator[tupl
 
 
 def run(steps: Iterable[tuple[str, int, int | None]], stages: int = 1) -> TransposeProducer:
-    """Run steps on a new machine.
+    """Run steps on a new machine (0x06).
 
     Parameters
     ----------
@@ -242,6 +254,8 @@ def run(steps: Iterable[tuple[str, int, int | None]], stages: int = 1) -> Transp
     """
     machine = TransposeProducer(stages)
     for action, stage, warp in steps:
+        if action not in (_BY_WARP if warp is not None else _BY_STAGE):
+            raise ContractViolation(f"fp8 transpose: no step {action!r} of warp {warp}")
         arguments = (stage,) if warp is None else (stage, warp)
         getattr(machine, action)(*arguments)
     return machine
@@ -250,7 +264,7 @@ def run(steps: Iterable[tuple[str, int, int | None]], stages: int = 1) -> Transp
 def shared_memory_bytes(
     tile_m: int, tile_n: int, head_dim: int, head_dim_v: int, stages: int = 2, transpose: bool = True
 ) -> dict[str, int]:
-    """Return the shared memory of an FP8 forward tile, one byte per element.
+    """Return the shared memory of an FP8 forward tile, one byte per element (0x06).
 
     Parameters
     ----------
@@ -273,6 +287,7 @@ def shared_memory_bytes(
     >>> {name: n / 1024 for name, n in shared_memory_bytes(128, 224, 128, 128).items()}  # KiB
     {'Q': 16.0, 'K': 56.0, 'V': 56.0, 'Vt': 56.0}
     """
+    check_range("fp8", 1, tile_m=tile_m, tile_n=tile_n, head_dim=head_dim, head_dim_v=head_dim_v, stages=stages)
     return {
         "Q": tile_m * head_dim,
         "K": stages * tile_n * head_dim,

@@ -5,24 +5,32 @@ module        what it holds
 ============= =======================================================================================
 `machine`     agents, waits, time, the deadlock report
 `barriers`    mbarriers and named barriers
-`ring`        coordinates of the circular buffer, its wait-for graph, fill, steady state and drain
+`ring`        coordinates of the circular buffer, fill, steady state and drain
+`liveness`    its wait-for graph
 `pipeline`    the ring as a machine, with a monitor that names the broken contract
 `token_ring`  pingpong: the named-barrier token between consumer warpgroups
 `wgmma_queue` what a wait on asynchronous products proves
 `two_stage`   the two-stage loop of one warpgroup as a schedule
 `ledger`      registers, shared memory, residency
-`wgmma`       register fragments, swizzles, matrix descriptors
+`live_words`  register payload of the two-stage loop
+`wgmma`       register fragments
+`swizzle`     swizzled tiles in shared memory
+`descriptors` matrix descriptors, and what they read
 `roles`       the kernel's producer and consumers, played on the machine
 ============= =======================================================================================
 """
 
 from cupyfa.oracles.hopper import (
     barriers,
+    descriptors,
     ledger,
+    live_words,
+    liveness,
     machine,
     pipeline,
     ring,
     roles,
+    swizzle,
     token_ring,
     two_stage,
     wgmma,
@@ -31,11 +39,15 @@ from cupyfa.oracles.hopper import (
 
 __all__ = [
     "barriers",
+    "descriptors",
     "ledger",
+    "live_words",
+    "liveness",
     "machine",
     "pipeline",
     "ring",
     "roles",
+    "swizzle",
     "token_ring",
     "two_stage",
     "wgmma",

@@ -16,11 +16,11 @@ __all__ = ["ArrivalOverflow", "MBarrier", "NamedBarrier", "ParticipantMismatch"]
 
 
 class ArrivalOverflow(ContractViolation):
-    """More arrivals reached a barrier phase than it was initialised for."""
+    """More arrivals reached a barrier phase than it was initialised for (specification 0x02)."""
 
 
 class ParticipantMismatch(ContractViolation):
-    """Two halves of a barrier generation disagree about the number of threads, or too many arrive."""
+    """Two halves of a barrier generation disagree about the number of threads, or too many arrive (0x04)."""
 
 
 @dataclass
@@ -65,10 +65,14 @@ class MBarrier:
 
     def passed(self, parity: int) -> bool:
         """Tell whether the phase of this parity has completed, as ``mbarrier.try_wait.parity`` does."""
+        if parity not in (0, 1):
+            raise ValueError(f"mbarrier: parity {parity}; it is 0 or 1")
         return self.completed % 2 != parity
 
     def arrive(self, count: int = 1, *, expect: int = 0) -> None:
         """Arrive `count` times and expect so many bytes more."""
+        if count < 1 or expect < 0:
+            raise ValueError(f"mbarrier: {count} arrivals that expect {expect} bytes; at least one, none negative")
         if count > self.pending:
             raise ArrivalOverflow(f"{count} arrivals at an mbarrier phase that misses {self.pending}")
         self.transactions += expect
@@ -76,7 +80,9 @@ class MBarrier:
         self._complete()
 
     def complete_bytes(self, count: int) -> None:
-        """Bytes have landed."""
+        """Take note of bytes that have landed."""
+        if count < 0:
+            raise ValueError(f"mbarrier: {count} bytes have landed; the number must not be negative")
         self.transactions -= count
         self._complete()
 
@@ -88,7 +94,7 @@ class MBarrier:
 
 @dataclass
 class NamedBarrier:
-    """A CTA's named barrier: a reusable generation, not a flag (PTX ISA, "bar, barrier").
+    """A CTA's named barrier: a reusable generation, not a flag (PTX ISA, "bar, barrier") (specification 0x04).
 
     Attributes
     ----------
@@ -126,6 +132,8 @@ class NamedBarrier:
 
     def arrive(self, threads: int, expected: int, *, waiter: str | None = None) -> None:
         """Arrive with `threads` threads. The last arrival completes the generation and starts the next."""
+        if threads < 1 or expected < 1:
+            raise ValueError(f"{self.name}: {threads} threads arrive at a barrier of {expected}; both start at 1")
         if self.arrived and expected != self.expected:
             raise ParticipantMismatch(f"{self.name}: one side counts to {self.expected}, the other to {expected}")
         self.arrived += threads

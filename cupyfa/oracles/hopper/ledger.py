@@ -1,14 +1,13 @@
-"""What a Hopper CTA needs and what a multiprocessor has: registers, shared memory, barriers (specification 0x02, 0x05).
+"""What a Hopper CTA needs and what a multiprocessor has: registers, shared memory, barriers (specification 0x02).
 
 All figures are capacities and payloads, computed from the tile. What is allocated, and whether it spills, only the
-compiled kernel says.
+compiled kernel says. What the two-stage loop keeps alive is in `live_words`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 from cupyfa.oracles.hopper.machine import Deadlock
 from cupyfa.oracles.hopper.ring import barrier_count
@@ -16,21 +15,17 @@ from cupyfa.oracles.violations import ContractViolation
 
 __all__ = [
     "DivergentCollective",
-    "LiveWords",
     "OverBudget",
     "REFERENCE_REGISTERS",
     "RegisterPool",
     "SM90",
     "SharedMemory",
     "ThreadRegisters",
-    "live_words",
     "ownership",
     "resident_blocks",
     "setmaxnreg",
     "shared_memory",
-    "third_stage_bytes",
     "tile_bytes",
-    "two_stage_bytes",
 ]
 
 KIB = 1024
@@ -38,11 +33,11 @@ WARPGROUP = 128
 
 
 class OverBudget(ContractViolation):
-    """A tile needs more of a resource than there is."""
+    """A tile needs more of a resource than there is (specification 0x02)."""
 
 
 class DivergentCollective(ContractViolation):
-    """Warps of one warpgroup execute different ``setmaxnreg``: it is collective."""
+    """Warps of one warpgroup execute different ``setmaxnreg``: it is collective (specification 0x02)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ SM90 = _Limits()
 
 @dataclass(frozen=True)
 class ThreadRegisters:
-    """Registers per thread that the two roles ask for."""
+    """Registers per thread that the two roles ask for (specification 0x02)."""
 
     producer: int
     consumer: int
@@ -140,7 +135,7 @@ def ownership(consumers: int, registers: ThreadRegisters) -> int:
 
 
 class RegisterPool:
-    """The registers of a CTA while its warpgroups reallocate them.
+    """The registers of a CTA while its warpgroups reallocate them (specification 0x02).
 
     Parameters
     ----------
@@ -158,6 +153,8 @@ class RegisterPool:
     """
 
     def __init__(self, warpgroups: int, launch: int) -> None:
+        if warpgroups < 1 or not 1 <= launch <= SM90.registers_per_thread:
+            raise ValueError(f"register pool: {warpgroups} warpgroups launched with {launch} registers per thread")
         self.held = [launch] * warpgroups
         self.total = WARPGROUP * sum(self.held)
 
@@ -168,6 +165,8 @@ class RegisterPool:
 
     def can(self, warpgroup: int, registers: int) -> bool:
         """Tell whether a request would be granted now; an increase waits for registers otherwise."""
+        if not 0 <= warpgroup < len(self.held):
+            raise ValueError(f"register pool: warpgroup {warpgroup} of {len(self.held)}")
         return WARPGROUP * (setmaxnreg(registers) - self.held[warpgroup]) <= self.free
 
     def request(self, warpgroup: int, registers_of_warps: list[int]) -> None:
@@ -213,7 +212,7 @@ def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Payload of a CTA's shared memory, in bytes: a lower bound without alignment."""
+    """Payload of a CTA's shared memory, in bytes: a lower bound without alignment (specification 0x02)."""
 
     q: int
     k: int
@@ -275,7 +274,7 @@ def shared_memory(
 
 
 def resident_blocks(threads: int, registers_per_thread: int, shared_bytes: int) -> int:
-    """Return how many CTAs fit into a multiprocessor at once.
+    """Return how many CTAs fit into a multiprocessor at once (specification 0x02).
 
     Parameters
     ----------
@@ -307,96 +306,3 @@ def resident_blocks(threads: int, registers_per_thread: int, shared_bytes: int) 
         SM90.registers // (per_warp * (threads // 32)),
         SM90.shared_bytes // (shared_bytes + SM90.reserved_bytes_per_block),
     )
-
-
-@dataclass(frozen=True)
-class LiveWords:
-    """32-bit words per consumer thread that live at once, on average over the tile's owners."""
-
-    output: Fraction
-    scores: Fraction
-    probabilities: Fraction
-
-    @property
-    def total(self) -> Fraction:
-        """O, the next S and the current P coexist in a two-stage loop with P in registers."""
-        return self.output + self.scores + self.probabilities
-
-
-def live_words(tile_m: int, tile_n: int, head_dim_v: int, consumers: int, p_itemsize: int) -> LiveWords:
-    """Return the register payload of the two-stage loop (specification 0x05).
-
-    ``O: B_M d_v / (128 G)``, ``S: B_M B_N / (128 G)``, ``P: B_M B_N b / (4 * 128 G)``.
-
-    Parameters
-    ----------
-    tile_m, tile_n, head_dim_v : int
-        ``B_M``, ``B_N`` and ``d_v``.
-    consumers : int
-        ``G``.
-    p_itemsize : int
-        Bytes of an element of P.
-
-    Returns
-    -------
-    LiveWords
-        Averages of the payload: no row state, addresses, masks or temporaries.
-
-    Examples
-    --------
-    >>> words = live_words(128, 128, 128, consumers=2, p_itemsize=2)
-    >>> int(words.output), int(words.scores), int(words.probabilities), int(words.total)
-    (64, 64, 32, 160)
-    """
-    if min(tile_m, tile_n, head_dim_v, consumers, p_itemsize) < 1:
-        raise ValueError("register ledger: tile, consumers and element size start at 1")
-    threads = WARPGROUP * consumers
-    return LiveWords(
-        Fraction(tile_m * head_dim_v, threads),
-        Fraction(tile_m * tile_n, threads),
-        Fraction(tile_m * tile_n * p_itemsize, 4 * threads),
-    )
-
-
-def two_stage_bytes(tile_m: int, tile_n: int) -> int:
-    """Return what the second stage costs: one more float32 score tile (specification 0x05).
-
-    Parameters
-    ----------
-    tile_m, tile_n : int
-        ``B_M`` and ``B_N``.
-
-    Returns
-    -------
-    int
-        ``4 B_M B_N`` bytes of registers over the CTA.
-
-    Examples
-    --------
-    >>> two_stage_bytes(128, 128)
-    65536
-    """
-    return tile_bytes(tile_m, tile_n, 4)
-
-
-def third_stage_bytes(tile_m: int, tile_n: int, p_itemsize: int) -> int:
-    """Return what a third stage would add: another P and a row scale (specification 0x05).
-
-    Parameters
-    ----------
-    tile_m, tile_n : int
-        ``B_M`` and ``B_N``.
-    p_itemsize : int
-        Bytes of an element of P.
-
-    Returns
-    -------
-    int
-        ``B_M B_N b + 4 B_M`` bytes of registers over the CTA.
-
-    Examples
-    --------
-    >>> third_stage_bytes(128, 128, 2) / 1024
-    32.5
-    """
-    return tile_bytes(tile_m, tile_n, p_itemsize) + tile_bytes(tile_m, 1, 4)

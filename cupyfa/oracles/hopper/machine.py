@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from cupyfa.oracles.violations import ContractViolation
 
@@ -23,11 +24,12 @@ __all__ = [
     "Wait",
     "Work",
     "find_cycle",
+    "require_cycles",
 ]
 
 
 class Deadlock(ContractViolation):
-    """Nothing can run any more although agents are unfinished.
+    """Nothing can run any more although agents are unfinished (specification 0x03).
 
     Attributes
     ----------
@@ -91,7 +93,7 @@ def find_cycle(graph: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened.
+    """Something that happened (specification 0x03).
 
     Attributes
     ----------
@@ -121,7 +123,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Wait:
-    """Go on when `ready` holds.
+    """Go on when `ready` holds (specification 0x03).
 
     Attributes
     ----------
@@ -138,11 +140,35 @@ class Wait:
     needs: Callable[[], Iterable[str]] = tuple
 
 
+def require_cycles(contract: str, **cycles: float) -> None:
+    """Raise unless every duration is finite and not negative (specification 0x03).
+
+    Parameters
+    ----------
+    contract : str
+        What the durations belong to.
+    **cycles : float
+        The durations, by name.
+
+    Examples
+    --------
+    >>> require_cycles("ring times", load=-300)
+    Traceback (most recent call last):
+    ValueError: ring times: load is -300; a duration is finite and not negative
+    """
+    for name, value in cycles.items():
+        if not 0 <= value < inf:
+            raise ValueError(f"{contract}: {name} is {value}; a duration is finite and not negative")
+
+
 @dataclass(frozen=True)
 class Work:
-    """Go on after some cycles."""
+    """Go on after some cycles (specification 0x03)."""
 
     cycles: float
+
+    def __post_init__(self) -> None:
+        require_cycles("machine", work=self.cycles)
 
 
 Program = Generator[Wait | Work, None, None]
@@ -158,7 +184,7 @@ class _Agent:
 
 
 class Machine:
-    """Run agents until all have left.
+    """Run agents until all have left (specification 0x03).
 
     Parameters
     ----------
@@ -272,7 +298,7 @@ class Machine:
 
 @dataclass
 class Resource:
-    """An engine that does one thing at a time, in order of request (TMA, the tensor cores, the exponential unit).
+    """An engine that does one thing at a time, in order: TMA, tensor cores, exponential unit (specification 0x03).
 
     Attributes
     ----------
@@ -290,6 +316,7 @@ class Resource:
 
     def start(self, cycles: float, action: str, target: str = "", ordinal: int | None = None) -> float:
         """Queue work asynchronously; return when it will be complete."""
+        require_cycles(self.name, **{action: cycles})
         begin = max(self.machine.now, self.free)
         self.free = begin + cycles
         self.machine.emit(self.name, action, target, ordinal=ordinal, start=begin, duration=cycles)

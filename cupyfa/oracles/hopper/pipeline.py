@@ -30,32 +30,32 @@ __all__ = [
 
 
 class EarlyRead(ContractViolation):
-    """A slot is read although nobody proved that its tile has landed, or it has landed in part only."""
+    """A slot is read although nobody proved that its tile has landed, or it has landed in part only (0x03)."""
 
 
 class EarlyReuse(ContractViolation):
-    """A slot is filled again while the tile in it is still needed."""
+    """A slot is filled again while the tile in it is still needed (specification 0x03)."""
 
 
 class StaleGeneration(ContractViolation):
-    """A wait took the completion of one generation of a slot for that of another."""
+    """A wait took the completion of one generation of a slot for that of another (specification 0x03)."""
 
 
 class ReleaseBeforeProduction(ContractViolation):
-    """A slot is given back that its releaser does not hold: ``released <= produced`` breaks."""
+    """A slot is given back that its releaser does not hold: ``released <= produced`` breaks (0x03)."""
 
 
 class ConservationError(ContractViolation):
-    """Acquires, commits, waits and releases are not the same payloads, each once."""
+    """Acquires, commits, waits and releases are not the same payloads, each once (specification 0x03)."""
 
 
 class DanglingArrival(ContractViolation):
-    """An arrival reaches a barrier in the shared memory of a CTA that has exited."""
+    """An arrival reaches a barrier in the shared memory of a CTA that has exited (specification 0x03)."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in the hands of one side: where, which generation, which payload it should hold."""
+    """A slot in the hands of one side: where, which generation, which payload it should hold (0x03)."""
 
     ring: Ring
     stage: int
@@ -77,7 +77,7 @@ class _Content:
 
 
 class Ring:
-    """The slots, the barriers and the monitor.
+    """The slots, the barriers and the monitor (specification 0x03).
 
     Parameters
     ----------
@@ -119,6 +119,8 @@ class Ring:
     ) -> None:
         if stages < 1 or not consumers:
             raise ValueError(f"ring: {stages} stages and {len(consumers)} consumers; it needs at least one of each")
+        if arrivals < 1 or tile_bytes < 1:
+            raise ValueError(f"ring: {arrivals} arrivals for a tile of {tile_bytes} bytes; both start at 1")
         self.machine, self.name, self.stages = machine, name, stages
         self.consumers, self.producer, self.arrivals = tuple(consumers), producer, arrivals
         self.tile_bytes, self.copy_cycles, self.engine, self.monitored = tile_bytes, copy_cycles, engine, monitored
@@ -199,7 +201,7 @@ class Ring:
 
 
 class RingProducer:
-    """The producer's walk: acquire a slot, then copy into it."""
+    """The producer's walk: acquire a slot, then copy into it (specification 0x03)."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -232,7 +234,7 @@ class RingProducer:
         """
         ring, machine = self.ring, self.ring.machine
         content = ring.content[slot.stage]
-        if ring.tile_bytes % pieces:
+        if pieces < 1 or ring.tile_bytes % pieces:
             raise ValueError(f"ring: {pieces} boxes do not divide a tile of {ring.tile_bytes} bytes")
         ring.require_reusable(slot.stage, slot.ordinal)
         content.ordinal, content.payload, content.bytes_in_flight = slot.ordinal, payload, ring.tile_bytes
@@ -242,6 +244,7 @@ class RingProducer:
         machine.emit(ring.producer, "commit", ring.name, stage=slot.stage, ordinal=slot.ordinal)
 
         def land() -> None:
+            """Let one box arrive."""
             content.bytes_in_flight -= ring.tile_bytes // pieces
             ring.full[slot.stage].complete_bytes(ring.tile_bytes // pieces)
 
@@ -268,7 +271,7 @@ class RingProducer:
 
 
 class RingConsumer:
-    """One consumer's walk: wait for a slot, later give it back."""
+    """One consumer's walk: wait for a slot, later give it back (specification 0x03)."""
 
     def __init__(self, ring: Ring, agent: str) -> None:
         if agent not in ring.consumers:

@@ -1,29 +1,27 @@
-"""Coordinates, liveness and time of the circular shared-memory buffer (specification 0x03).
+"""Coordinates and time of the circular shared-memory buffer (specification 0x03).
 
 A place in the traversal of key blocks has a stage (which slot), an epoch (how often the ring has wrapped) and a parity
 (which of two generations of the slot a barrier wait looks at). Three numbers that are easily confused: the ordinal
-counts visits, the block index names data, the stage names memory. The machine that moves tiles is in `pipeline`.
+counts visits, the block index names data, the stage names memory. Who waits for whom is in
+`liveness`, the machine that moves tiles in `pipeline`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from cupyfa.oracles.hopper.machine import Deadlock, find_cycle
+from cupyfa.oracles.hopper.machine import require_cycles
 
 __all__ = [
     "PipelineState",
     "Position",
     "barrier_count",
-    "check_liveness",
     "ideal_cycles",
     "pipeline_speedup",
     "position",
     "positions",
     "serial_cycles",
     "speedup_limit",
-    "wait_for_graph",
 ]
 
 
@@ -113,7 +111,7 @@ class PipelineState:
 
 @dataclass(frozen=True)
 class Position:
-    """One row of the coordinate table.
+    """One row of the coordinate table (specification 0x03).
 
     Attributes
     ----------
@@ -162,6 +160,10 @@ def position(ordinal: int, stages: int, block_end: int) -> Position:
     """
     if ordinal < 0:
         raise ValueError(f"ring position: the ordinal is {ordinal}; it starts at 0")
+    if block_end <= ordinal:
+        raise ValueError(
+            f"ring position: ordinal {ordinal} of {block_end} blocks would be block {block_end - 1 - ordinal}"
+        )
     consumer, producer = PipelineState(ordinal, stages), PipelineState(ordinal + stages, stages)
     return Position(
         ordinal,
@@ -175,7 +177,7 @@ def position(ordinal: int, stages: int, block_end: int) -> Position:
 
 
 def positions(blocks: int, stages: int) -> list[Position]:
-    """Return the coordinate table of a traversal of `blocks` blocks.
+    """Return the coordinate table of a traversal of `blocks` blocks (specification 0x03).
 
     Parameters
     ----------
@@ -194,6 +196,9 @@ def positions(blocks: int, stages: int) -> list[Position]:
     >>> [(p.block, p.stage, p.full_parity, p.empty_parity) for p in positions(5, 2)]
     [(4, 0, 0, 1), (3, 1, 0, 1), (2, 0, 1, 0), (1, 1, 1, 0), (0, 0, 0, 1)]
     """
+    if blocks < 0:
+        raise ValueError(f"ring positions: {blocks} blocks; the number must not be negative")
+    _check_stages(stages)
     return [position(r, stages, blocks) for r in range(blocks)]
 
 
@@ -202,94 +207,8 @@ def _check_stages(stages: int) -> None:
         raise ValueError(f"ring: {stages} stages; it needs at least one slot")
 
 
-def wait_for_graph(
-    blocks: int,
-    stages: int,
-    *,
-    produced: Collection[int] | None = None,
-    consumed: Collection[int] | None = None,
-    released: Collection[int] | None = None,
-    lag: int = 0,
-) -> dict[str, tuple[str, ...]]:
-    """Build the graph of who waits for whom in one ring (specification 0x03).
-
-    ``produce(r)`` waits for ``release(r - s)`` once ``r >= s``; ``consume(r)`` waits for the commit of ``r``;
-    ``release(r)`` follows ``consume(r)``. Each side also follows its own order.
-
-    Parameters
-    ----------
-    blocks : int
-        ``J``.
-    stages : int
-        ``s``.
-    produced, consumed, released : collection of int, optional
-        Which ordinals the producer fills and the consumers use and give back; all of them by default. A path of the
-        program that forgets one is a smaller set.
-    lag : int, optional
-        The consumer gives item ``r`` back only after it has used item ``r + lag``, or its last one.
-
-    Returns
-    -------
-    dict of str to tuple of str
-        Edges from waiting to awaited; ``"produce 2"`` names the event for item 2.
-
-    Examples
-    --------
-    >>> wait_for_graph(3, 2)["produce 2"]
-    ('produce 1', 'release 0')
-    """
-    everything = range(blocks)
-    produced, consumed = (everything if x is None else x for x in (produced, consumed))
-    released = consumed if released is None else released
-    graph: dict[str, tuple[str, ...]] = {}
-    order = sorted(produced)
-    for before, r in zip([-1, *order], order, strict=False):
-        graph[f"produce {r}"] = _edges(before >= 0 and f"produce {before}", r >= stages and f"release {r - stages}")
-    order = sorted(consumed)
-    for before, r in zip([-1, *order], order, strict=False):
-        graph[f"consume {r}"] = _edges(before >= 0 and f"consume {before}", f"produce {r}")
-    for r in released:
-        graph[f"release {r}"] = (f"consume {min(r + lag, max(order, default=r))}",)
-    return graph
-
-
-def _edges(*names: str | bool) -> tuple[str, ...]:
-    return tuple(name for name in names if isinstance(name, str))
-
-
-def check_liveness(graph: dict[str, tuple[str, ...]]) -> None:
-    """Raise `Deadlock` if an event waits for itself, or for one that never happens.
-
-    Parameters
-    ----------
-    graph : dict of str to tuple of str
-        As `wait_for_graph` builds it.
-
-    Notes
-    -----
-    Following a producer's wait backwards gives ``P_r <- R_(r-s) <- C_(r-s) <- P_(r-s)``: the ordinal shrinks by ``s``,
-    and the first ``s`` acquires wait for nobody. So a ring whose sides name the same items, and release what they
-    use, has no cycle.
-
-    Examples
-    --------
-    >>> check_liveness(wait_for_graph(5, 2))
-    >>> check_liveness(wait_for_graph(5, 2, lag=2))  # holds two slots and wants a third
-    Traceback (most recent call last):
-    cupyfa.oracles.hopper.machine.Deadlock: deadlock: produce 2 waits for release 0; ...consume 2 waits for produce 2
-    """
-    cycle = find_cycle(graph)
-    if cycle:
-        raise Deadlock({node: graph[node][-1] for node in cycle}, {node: graph[node] for node in cycle})
-    orphans = {node: e for node, edges in graph.items() for e in edges if e not in graph}
-    if orphans:
-        raise Deadlock(
-            {node: f"{e}, which never happens" for node, e in orphans.items()}, {n: (e,) for n, e in orphans.items()}
-        )
-
-
 def serial_cycles(blocks: int, load: float, compute: float) -> float:
-    """Return the time without overlap: ``J (T_L + T_C)``.
+    """Return the time without overlap: ``J (T_L + T_C)`` (specification 0x03).
 
     Parameters
     ----------
@@ -308,6 +227,7 @@ def serial_cycles(blocks: int, load: float, compute: float) -> float:
     >>> serial_cycles(5, 300, 500)
     4000
     """
+    _check_times(blocks, load, compute)
     return blocks * (load + compute)
 
 
@@ -337,13 +257,14 @@ def ideal_cycles(blocks: int, load: float, compute: float, *, stages: int = 2) -
     """
     if blocks < 1 or stages < 1:
         raise ValueError(f"ring times: {blocks} blocks in {stages} stages; both start at 1")
+    _check_times(blocks, load, compute)
     if stages == 1:
         return serial_cycles(blocks, load, compute)
     return load + compute + (blocks - 1) * max(load, compute)
 
 
 def pipeline_speedup(blocks: int, load: float, compute: float) -> float:
-    """Return ``S_J``, serial over ideal time of `blocks` blocks.
+    """Return ``S_J``, serial over ideal time of `blocks` blocks (specification 0x03).
 
     Parameters
     ----------
@@ -362,11 +283,13 @@ def pipeline_speedup(blocks: int, load: float, compute: float) -> float:
     >>> round(pipeline_speedup(5, 300, 500), 2), pipeline_speedup(1, 300, 500)
     (1.43, 1.0)
     """
-    return serial_cycles(blocks, load, compute) / ideal_cycles(blocks, load, compute)
+    ideal = ideal_cycles(blocks, load, compute)
+    _check_some_time(load, compute)
+    return serial_cycles(blocks, load, compute) / ideal
 
 
 def speedup_limit(load: float, compute: float) -> float:
-    """Return ``S_inf = (T_L + T_C) / max(T_L, T_C)``, what `pipeline_speedup` tends to.
+    """Return ``S_inf = (T_L + T_C) / max(T_L, T_C)``, what `pipeline_speedup` tends to (specification 0x03).
 
     Parameters
     ----------
@@ -383,4 +306,17 @@ def speedup_limit(load: float, compute: float) -> float:
     >>> speedup_limit(300, 500)
     1.6
     """
+    _check_times(0, load, compute)
+    _check_some_time(load, compute)
     return (load + compute) / max(load, compute)
+
+
+def _check_times(blocks: int, load: float, compute: float) -> None:
+    if blocks < 0:
+        raise ValueError(f"ring times: {blocks} blocks; the number must not be negative")
+    require_cycles("ring times", load=load, compute=compute)
+
+
+def _check_some_time(load: float, compute: float) -> None:
+    if load == compute == 0:
+        raise ValueError(f"ring times: load {load} and compute {compute}; a ratio needs one that is positive")

@@ -53,7 +53,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Config:
-    """What of the compile key shapes the schedule: fields as in ``cuda/spec.cuh``.
+    """What of the compile key shapes the schedule: fields as in ``cuda/spec.cuh`` (specification 0x03).
 
     Attributes
     ----------
@@ -81,12 +81,14 @@ class Config:
 
 
 def warpgroup_names(consumers: int) -> list[str]:
-    """Return the agents' names of the consumer warpgroups."""
+    """Return the agents' names of the consumer warpgroups (specification 0x03)."""
+    if consumers < 1:
+        raise ValueError(f"forward: {consumers} consumers; there is at least one")
     return [f"consumer {g}" for g in range(consumers)]
 
 
 def load_order(blocks: int) -> list[tuple[str, int]]:
-    """Return the producer's copies for one tile: K one block ahead of V, Q behind the first K.
+    """Return the producer's copies for one tile: K one block ahead of V, Q behind the first K (0x03).
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ def load_order(blocks: int) -> list[tuple[str, int]]:
 
 
 class Cta:
-    """One CTA: its rings, its token, its engines.
+    """One CTA: its rings, its token, its engines (specification 0x03).
 
     Parameters
     ----------
@@ -140,6 +142,7 @@ class Cta:
         self.exponential = Resource(self.machine, "exponential")
 
         def ring(name: str, stages: int, arrivals: int) -> Ring:
+            """Build a ring whose copies share the TMA engine."""
             return Ring(
                 self.machine,
                 name,
@@ -157,7 +160,7 @@ class Cta:
 
 
 class Producer:
-    """The producer's program (twin of ``produce``). Subclasses are faults."""
+    """The producer's program (twin of ``produce``). Subclasses are faults (specification 0x03)."""
 
     def __init__(self, cta: Cta) -> None:
         self.Q, self.K, self.V = RingProducer(cta.q), RingProducer(cta.k), RingProducer(cta.v)
@@ -176,7 +179,7 @@ class Producer:
 
 
 class Consumer:
-    """A consumer warpgroup's program (twin of ``consume`` and ``Mainloop``). Subclasses are faults."""
+    """A consumer warpgroup's program (twin of ``consume`` and ``Mainloop``). Subclasses are faults (0x03)."""
 
     turn_type: type[Turn] = Turn
 
@@ -317,6 +320,7 @@ class Consumer:
             tile.ring.reading.append((agent, tile))
 
         def finish() -> None:
+            """Complete the group; its tiles are read no more."""
             group.complete = True
             for agent, tile in reading:
                 tile.ring.reading.remove((agent, tile))
@@ -334,7 +338,7 @@ def run(
     producer: type[Producer] = Producer,
     consumer: type[Consumer] | Sequence[type[Consumer]] = Consumer,
 ) -> Cta:
-    """Play a CTA over a list of work tiles, and check conservation at the end.
+    """Play a CTA over a list of work tiles, and check conservation at the end (specification 0x03).
 
     Parameters
     ----------
@@ -367,8 +371,13 @@ def run(
     >>> cta.k.produced, cta.k.freed, cta.token.waits
     (6, 6, {'consumer 0': 4, 'consumer 1': 4})
     """
-    cta = Cta(config, durations, seed=seed, monitored=monitored)
     roles = [consumer] * config.consumers if isinstance(consumer, type) else list(consumer)
+    if len(roles) != config.consumers or any(blocks < 0 for blocks in tiles):
+        raise ValueError(
+            f"forward: {len(roles)} roles for {config.consumers} consumers and tiles of {list(tiles)} blocks; "
+            "one role for each, and no negative count"
+        )
+    cta = Cta(config, durations, seed=seed, monitored=monitored)
     cta.machine.spawn("producer", producer(cta).run(tiles))
     for g, role in enumerate(roles):
         cta.machine.spawn(cta.names[g], role(cta, g).run(tiles))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from cupyfa.oracles.hopper.barriers import NamedBarrier
-from cupyfa.oracles.hopper.machine import Machine, Program
+from cupyfa.oracles.hopper.machine import Machine, Program, require_cycles
 from cupyfa.oracles.violations import ContractViolation
 
 __all__ = [
@@ -36,7 +36,7 @@ WARPGROUP = 128
 
 
 class TokenNotConserved(ContractViolation):
-    """Credits pending on barriers plus warpgroups that own the token are not exactly one."""
+    """Credits pending on barriers plus warpgroups that own the token are not exactly one (0x04)."""
 
 
 def exponential_share(work_ratio: float, rate_ratio: float) -> float:
@@ -59,11 +59,13 @@ def exponential_share(work_ratio: float, rate_ratio: float) -> float:
     >>> exponential_share(512, 256)
     0.5
     """
+    if rate_ratio <= 0 or work_ratio <= 0:
+        raise ValueError(f"pingpong: rate_ratio {rate_ratio} and work_ratio {work_ratio}; both are positive")
     return rate_ratio / work_ratio
 
 
 def serial_quanta_cycles(quanta: int, products: float, softmax: float) -> float:
-    """Return the time of quanta that never overlap: ``N (M + E)``.
+    """Return the time of quanta that never overlap: ``N (M + E)`` (specification 0x04).
 
     Parameters
     ----------
@@ -82,11 +84,14 @@ def serial_quanta_cycles(quanta: int, products: float, softmax: float) -> float:
     >>> serial_quanta_cycles(2, 1.0, 0.5)
     3.0
     """
+    if quanta < 0:
+        raise ValueError(f"pingpong: {quanta} quanta; the number must not be negative")
+    require_cycles("pingpong", products=products, softmax=softmax)
     return quanta * (products + softmax)
 
 
 def flow_shop_cycles(quanta: int, products: float, softmax: float) -> float:
-    """Return the time when one softmax runs under the next products: ``M + E + (N - 1) max(M, E)``.
+    """Return the time when one softmax runs under the next products: ``M + E + (N - 1) max(M, E)`` (0x04).
 
     Two engines, the tensor cores and the exponential units, each work on one quantum at a time.
 
@@ -109,11 +114,12 @@ def flow_shop_cycles(quanta: int, products: float, softmax: float) -> float:
     """
     if quanta < 1:
         raise ValueError(f"pingpong: {quanta} quanta; there is at least one")
+    require_cycles("pingpong", products=products, softmax=softmax)
     return products + softmax + (quanta - 1) * max(products, softmax)
 
 
 def flow_shop_limit(products: float, softmax: float) -> float:
-    """Return the speed-up of a long stream: ``(M + E) / max(M, E)``, at most 2.
+    """Return the speed-up of a long stream: ``(M + E) / max(M, E)``, at most 2 (specification 0x04).
 
     Parameters
     ----------
@@ -130,6 +136,9 @@ def flow_shop_limit(products: float, softmax: float) -> float:
     >>> flow_shop_limit(1.0, 0.5), flow_shop_limit(0.5, 0.5)  # 16-bit; FP8 halves the products
     (1.5, 2.0)
     """
+    require_cycles("pingpong", products=products, softmax=softmax)
+    if products == softmax == 0:
+        raise ValueError("pingpong: products and softmax are both 0; a ratio needs one that is positive")
     return (products + softmax) / max(products, softmax)
 
 
@@ -157,11 +166,13 @@ def uses_scheduler_barrier(consumers: int, overlap: bool, tile_hdim: int) -> boo
     """
     if consumers not in (1, 2, 3):
         raise ValueError(f"pingpong: {consumers} consumer warpgroups; a CTA has one to three")
+    if tile_hdim < 1:
+        raise ValueError(f"pingpong: tile_hdim is {tile_hdim}; it is positive")
     return consumers >= 2 and tile_hdim <= 128 if overlap else consumers == 2
 
 
 def barrier_id(warpgroup: int, first: int = 2) -> int:
-    """Return the barrier that a consumer waits on: ``B_g = B_0 + g``.
+    """Return the barrier that a consumer waits on: ``B_g = B_0 + g`` (specification 0x04).
 
     Parameters
     ----------
@@ -186,17 +197,24 @@ def barrier_id(warpgroup: int, first: int = 2) -> int:
 
 
 def predecessor(warpgroup: int, consumers: int) -> int:
-    """Return ``(g - 1) mod G``, who hands the token to `warpgroup`."""
+    """Return ``(g - 1) mod G``, who hands the token to `warpgroup` (specification 0x04)."""
+    _check_warpgroup(warpgroup, consumers)
     return (warpgroup - 1) % consumers
 
 
 def successor(warpgroup: int, consumers: int) -> int:
-    """Return ``(g + 1) mod G``, who gets the token from `warpgroup`."""
+    """Return ``(g + 1) mod G``, who gets the token from `warpgroup` (specification 0x04)."""
+    _check_warpgroup(warpgroup, consumers)
     return (warpgroup + 1) % consumers
 
 
+def _check_warpgroup(warpgroup: int, consumers: int) -> None:
+    if not 0 <= warpgroup < consumers:
+        raise ValueError(f"pingpong: warpgroup {warpgroup} of {consumers}; it is counted from 0, without the producer")
+
+
 def participants(threads_per_warpgroup: int = WARPGROUP) -> int:
-    """Return the threads of a barrier generation: one warpgroup that waits, one that arrives.
+    """Return the threads of a barrier generation: one warpgroup that waits, one that arrives (0x04).
 
     Parameters
     ----------
@@ -213,6 +231,8 @@ def participants(threads_per_warpgroup: int = WARPGROUP) -> int:
     >>> participants()
     256
     """
+    if threads_per_warpgroup < 1:
+        raise ValueError(f"pingpong: {threads_per_warpgroup} threads in a warpgroup")
     return 2 * threads_per_warpgroup
 
 
@@ -244,7 +264,7 @@ def handoffs(blocks: int, overlap: bool) -> int:
 
 
 def rank(handoff: int, warpgroup: int, consumers: int) -> int:
-    """Return ``h G + g``: each grant waits for the one of the rank just below, and the bootstrap grants rank 0.
+    """Return ``h G + g``: each grant waits for the one of the rank just below, and the bootstrap grants rank 0 (0x04).
 
     Parameters
     ----------
@@ -263,11 +283,14 @@ def rank(handoff: int, warpgroup: int, consumers: int) -> int:
     >>> [rank(h, g, 2) for h in range(2) for g in range(2)]
     [0, 1, 2, 3]
     """
+    if handoff < 0:
+        raise ValueError(f"pingpong: handoff {handoff}; grants are counted from 0")
+    _check_warpgroup(warpgroup, consumers)
     return handoff * consumers + warpgroup
 
 
 class TokenRing:
-    """The barriers of all consumers, and a monitor of the token.
+    """The barriers of all consumers, and a monitor of the token (specification 0x04).
 
     Parameters
     ----------
@@ -314,7 +337,7 @@ class TokenRing:
 
 
 class Turn:
-    """One consumer's side of the token (twin of ``Turn`` in ``cuda/hopper/consumer.cuh``).
+    """One consumer's side of the token (twin of ``Turn`` in ``cuda/hopper/consumer.cuh``) (specification 0x04).
 
     Attributes
     ----------
@@ -325,6 +348,7 @@ class Turn:
     threads: ClassVar[int] = 2 * WARPGROUP
 
     def __init__(self, ring: TokenRing, warpgroup: int) -> None:
+        _check_warpgroup(warpgroup, len(ring.agents))
         self.ring, self.warpgroup = ring, warpgroup
         self.agent = ring.agents[warpgroup]
 

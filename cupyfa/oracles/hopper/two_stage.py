@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cupyfa.oracles.hopper.machine import Event
+from cupyfa.oracles.hopper.machine import Event, require_cycles
 from cupyfa.oracles.hopper.wgmma_queue import (
     AccumulatorInFlight,
     OperandInFlight,
@@ -33,16 +33,21 @@ __all__ = [
 
 
 class MissingProduct(ContractViolation):
-    """A step uses a value that has not been computed, or not been used up yet."""
+    """A step uses a value that has not been computed, or not been used up yet (specification 0x05)."""
 
 
 class FrameMismatch(ContractViolation):
-    """O and P meet in different frames of the running maximum."""
+    """O and P meet in different frames of the running maximum (specification 0x05)."""
+
+
+_KINDS = frozenset(
+    ("issue_qk", "issue_pv", "wait", "release_k", "release_v", "softmax", "rescale_o", "convert_p", "store_o")
+)
 
 
 @dataclass(frozen=True)
 class Act:
-    """A step of a schedule.
+    """A step of a schedule (specification 0x05).
 
     Attributes
     ----------
@@ -55,6 +60,10 @@ class Act:
 
     kind: str
     tile: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS or self.tile < 0:
+            raise ValueError(f"two-stage schedule: no act is {self.kind!r} of tile {self.tile}")
 
     def __str__(self) -> str:
         return f"{self.kind}({self.tile})"
@@ -130,7 +139,7 @@ class _State:
 
 
 def check(acts: Sequence[Act]) -> None:
-    """Run a schedule against the rules of asynchronous products and of the recurrence.
+    """Run a schedule against the rules of asynchronous products and of the recurrence (specification 0x05).
 
     Parameters
     ----------
@@ -168,6 +177,7 @@ class _Rules:
 
     @staticmethod
     def issue_qk(s: _State, j: int) -> None:
+        """Issue S = Q K' of a block; the scores before it must have become P."""
         if not s.converted:
             raise MissingProduct(f"QK({j}) overwrites the scores of {s.scores} before P was formed from them")
         s.queue.fence()
@@ -178,6 +188,7 @@ class _Rules:
 
     @staticmethod
     def issue_pv(s: _State, j: int) -> None:
+        """Issue O += P V; P and O must be in one frame."""
         if s.probabilities != j:
             raise MissingProduct(f"PV({j}) finds the probabilities of {s.probabilities}")
         if s.frame not in (-1, j):
@@ -190,10 +201,12 @@ class _Rules:
 
     @staticmethod
     def wait(s: _State, pending: int) -> None:
+        """Wait until at most `pending` groups are unproven."""
         s.queue.wait(pending)
 
     @staticmethod
     def softmax(s: _State, j: int) -> None:
+        """Update the row state and exponentiate the scores of a block, once."""
         s.queue.access("S")
         if s.scores != j or s.softened:
             raise MissingProduct(f"softmax({j}) finds the scores of {s.scores}")
@@ -201,6 +214,7 @@ class _Rules:
 
     @staticmethod
     def convert_p(s: _State, j: int) -> None:
+        """Form P from the exponentiated scores."""
         s.queue.access("P")
         if s.scores != j or not s.softened:
             raise MissingProduct(f"P({j}) is formed before softmax({j})")
@@ -208,6 +222,7 @@ class _Rules:
 
     @staticmethod
     def rescale_o(s: _State, j: int) -> None:
+        """Bring O into the frame of a maximum that is known."""
         s.queue.access("O")
         if s.scores < j or (s.scores == j and not s.softened):
             raise MissingProduct(f"O is rescaled to the maximum of {j}, which is not known")
@@ -215,14 +230,21 @@ class _Rules:
 
     @staticmethod
     def release_k(s: _State, j: int) -> None:
+        """Give back a slot of K."""
+        if j not in s.k:
+            raise MissingProduct(f"K of {j} is given back before its product was issued")
         s.queue.release(s.k[j])
 
     @staticmethod
     def release_v(s: _State, j: int) -> None:
+        """Give back a slot of V."""
+        if j not in s.v:
+            raise MissingProduct(f"V of {j} is given back before its product was issued")
         s.queue.release(s.v[j])
 
     @staticmethod
     def store_o(s: _State, j: int) -> None:
+        """Read O, which must hold all products."""
         s.queue.access("O")
         if s.accumulated != j:
             raise MissingProduct(f"O is stored with the products up to {s.accumulated} only")
@@ -266,7 +288,7 @@ def earliest_wait(kind: str) -> int:
 
 
 def timeline(acts: Sequence[Act], qk: float, softmax: float, pv: float) -> tuple[float, list[Event]]:
-    """Time a schedule on one tensor core and one scalar path.
+    """Time a schedule on one tensor core and one scalar path (specification 0x05).
 
     Products run in order of issue; the scalar path stops at a wait until the groups that it covers are complete.
 
@@ -287,6 +309,7 @@ def timeline(acts: Sequence[Act], qk: float, softmax: float, pv: float) -> tuple
     >>> timeline(schedule(5), 1, 1, 1)[0], timeline(schedule(5, overlap=False), 1, 1, 1)[0]
     (11, 15)
     """
+    require_cycles("two-stage schedule", qk=qk, softmax=softmax, pv=pv)
     now: float = 0
     ends: list[float] = []
     events: list[Event] = []
@@ -323,11 +346,14 @@ def serial_units(blocks: int, qk: float, softmax: float, pv: float) -> float:
     >>> serial_units(5, 1, 1, 1)
     15
     """
+    if blocks < 0:
+        raise ValueError(f"two-stage schedule: {blocks} blocks; the number must not be negative")
+    require_cycles("two-stage schedule", qk=qk, softmax=softmax, pv=pv)
     return blocks * (qk + softmax + pv)
 
 
 def two_stage_units(blocks: int, qk: float, softmax: float, pv: float) -> float:
-    """Return the bound of the two-stage loop: ``M_Q + E + (J - 1)(M_Q + max(E, M_V)) + M_V``.
+    """Return the bound of the two-stage loop: ``M_Q + E + (J - 1)(M_Q + max(E, M_V)) + M_V`` (0x05).
 
     Softmax of a block needs its QK, so a steady pair takes QK and then the longer of softmax and PV.
 
@@ -350,4 +376,5 @@ def two_stage_units(blocks: int, qk: float, softmax: float, pv: float) -> float:
     """
     if blocks < 1:
         raise ValueError(f"two-stage schedule: {blocks} blocks; there is at least one")
+    require_cycles("two-stage schedule", qk=qk, softmax=softmax, pv=pv)
     return qk + softmax + (blocks - 1) * (qk + max(softmax, pv)) + pv

@@ -25,27 +25,27 @@ __all__ = [
 
 
 class AccumulatorInFlight(ContractViolation):
-    """An accumulator is read or written before a wait covers the group that writes it."""
+    """An accumulator is read or written before a wait covers the group that writes it (specification 0x02)."""
 
 
 class OperandInFlight(ContractViolation):
-    """A register operand is overwritten before a wait covers the group that reads it."""
+    """A register operand is overwritten before a wait covers the group that reads it (specification 0x02)."""
 
 
 class ReleaseBeforeCompletion(ContractViolation):
-    """A shared tile is given back before a wait covers the group that reads it."""
+    """A shared tile is given back before a wait covers the group that reads it (specification 0x02)."""
 
 
 class MissingFence(ContractViolation):
-    """Registers touched by ordinary code go into a product without ``wgmma.fence``."""
+    """Registers touched by ordinary code go into a product without ``wgmma.fence`` (specification 0x02)."""
 
 
 class StaleSharedOperand(ContractViolation):
-    """A shared operand written by ordinary stores goes into a product without the async-proxy fence."""
+    """A shared operand written by ordinary stores goes into a product without the async-proxy fence (0x02)."""
 
 
 class Tile(Protocol):
-    """A shared-memory operand that knows whether it may be read."""
+    """A shared-memory operand that knows whether it may be read (specification 0x02)."""
 
     def require_readable(self, agent: str) -> None:
         """Raise unless the agent proved that it has landed."""
@@ -53,7 +53,7 @@ class Tile(Protocol):
 
 @dataclass(eq=False)
 class Group:
-    """A committed group of products.
+    """A committed group of products (specification 0x02).
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Group:
 
 
 class WgmmaQueue:
-    """The asynchronous products of one warpgroup.
+    """The asynchronous products of one warpgroup (specification 0x02).
 
     Parameters
     ----------

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .costs import Costs, check_positive
-from .makespan import Schedule
-from .orders import WorkTile
+from .costs import Costs, check_costs, check_positive
+from .makespan import Schedule, TileSetViolation
+from .orders import WorkTile, order_costs
 
 __all__ = ["CacheTraffic", "key_value_traffic"]
 
 
 @dataclass(frozen=True)
 class CacheTraffic:
-    """What the tiles of a schedule read.
+    """What the tiles of a schedule read (0x0B).
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ def key_value_traffic(
     capacity: int,
     group: int = 1,
 ) -> CacheTraffic:
-    """Count the reads of key/value blocks that miss in a least-recently-used L2.
+    """Count the reads of key/value blocks that miss in a least-recently-used L2 (0x0B).
 
     A tile of ``J`` key blocks reads them from the last to the first, evenly over its time: block ``J - 1 - r`` at
     ``start + r (finish - start) / J``. Reads of all workers are merged by time; equals by the order of the tiles.
@@ -78,8 +78,10 @@ def key_value_traffic(
 
     Raises
     ------
-    ValueError
+    TileSetViolation
         If the schedule has other tiles than the order.
+    ValueError
+        If a tile has no number of key blocks, or it is no whole number.
 
     Examples
     --------
@@ -90,11 +92,16 @@ def key_value_traffic(
     """
     check_positive(capacity=capacity, group=group)
     if len(schedule.placements) != len(order):
-        raise ValueError(f"scheduling: {len(schedule.placements)} placements for {len(order)} tiles")
+        raise TileSetViolation(f"scheduling: {len(schedule.placements)} placements for {len(order)} tiles")
+    if sorted(place.tile for place in schedule.placements) != list(range(len(order))):
+        raise TileSetViolation(f"scheduling: the schedule must place each of the {len(order)} tiles exactly once")
+    counts = check_costs(order_costs(order, blocks))
+    if (counts % 1 != 0).any():
+        raise ValueError("scheduling: the key blocks of a tile must be a whole number")
     times, keys = [], []
     for place in schedule.placements:
         tile = order[place.tile]
-        steps = int(blocks[0 if len(blocks) == 1 else tile.batch][tile.block])
+        steps = int(counts[place.tile])
         times.append(place.start + np.arange(steps) * (place.finish - place.start) / max(1, steps))
         keys += [(tile.batch, tile.head // group, j) for j in range(steps - 1, -1, -1)]
     merged = np.argsort(np.concatenate([np.zeros(0), *times]), kind="stable")

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..violations import ContractViolation
-from .costs import Costs, check_positive
-from .makespan import Placement, Schedule
+from .costs import Costs, check_costs, check_positive
+from .makespan import Placement, Schedule, TileSetViolation
 from .orders import TileGrid, WorkTile
 
 __all__ = [
@@ -35,31 +35,31 @@ __all__ = [
 
 
 class ClcViolation(ContractViolation):
-    """The work token is used against its protocol."""
+    """The work token is used against its protocol (0x0B)."""
 
 
 class ResponseNotWaited(ClcViolation):
-    """A response is read before the wait that proves its arrival."""
+    """A response is read before the wait that proves its arrival (0x0B)."""
 
 
 class ResponseOverwritten(ClcViolation):
-    """Work is requested while the slot still holds a response that was not released."""
+    """Work is requested while the slot still holds a response that was not released (0x0B)."""
 
 
 class TokenNotHeld(ClcViolation):
-    """A wait without a request, or a release without a response."""
+    """A wait without a request, or a release without a response (0x0B)."""
 
 
 class RequestAfterEnd(ClcViolation):
-    """Work is requested after a response said that there is none; what the hardware then does is undefined."""
+    """Work is requested after a response said that there is none; what the hardware then does is undefined (0x0B)."""
 
 
 class MissingTail(ClcViolation):
-    """The producer leaves without its tail, while a response may still arrive in its shared memory."""
+    """The producer leaves without its tail, while a response may still arrive in its shared memory (0x0B)."""
 
 
 class ClcEvent(NamedTuple):
-    """One act on a token: ordinal, CTA, action, parity of the slot, and the raw work item if it is known."""
+    """One act on a token: ordinal, CTA, action, parity of the slot, and the raw work item if it is known (0x0B)."""
 
     ordinal: int
     worker: int
@@ -69,12 +69,17 @@ class ClcEvent(NamedTuple):
 
 
 class WorkQueue:
-    """The CTAs of a launch grid that have not started.
+    """The CTAs of a launch grid that have not started (0x0B).
 
     Parameters
     ----------
     hardware_order : iterable of int
         Raw work items in the order in which the hardware gives them away. Nothing promises that it is rising.
+
+    Raises
+    ------
+    TileSetViolation
+        If an item is negative or comes twice: a CTA starts once, or is cancelled once.
 
     Examples
     --------
@@ -84,7 +89,10 @@ class WorkQueue:
     """
 
     def __init__(self, hardware_order: Iterable[int]) -> None:
-        self._items = iter(list(hardware_order))
+        items = list(hardware_order)
+        if len(set(items)) != len(items) or min(items, default=0) < 0:
+            raise TileSetViolation(f"clc: the work items {items} must differ and must not be negative")
+        self._items = iter(items)
 
     def cancel(self) -> int | None:
         """Take one item.
@@ -248,7 +256,7 @@ class ClcToken:
 def clc_schedule(
     costs: Costs, hardware_order: Sequence[int], workers: int, events: list[ClcEvent] | None = None
 ) -> Schedule:
-    """Run CTAs that obtain their work by the token protocol.
+    """Run CTAs that obtain their work by the token protocol (0x0B).
 
     Parameters
     ----------
@@ -266,11 +274,22 @@ def clc_schedule(
     Schedule
         The same as first-free list scheduling of the hardware's order: dynamic assignment balances, it does not sort.
 
+    Raises
+    ------
+    TileSetViolation
+        If the order leaves out or repeats an item.
+    ValueError
+        If a cost is negative or there is no worker.
+
     Examples
     --------
     >>> clc_schedule([1, 2, 3, 4, 5, 6], range(6), 3).makespan
     9.0
     """
+    w = check_costs(costs)
+    check_positive(workers=workers)
+    if sorted(hardware_order) != list(range(w.size)):
+        raise TileSetViolation(f"clc: the hardware's order must name each of the {w.size} work items exactly once")
     queue = WorkQueue(hardware_order)
     tokens = [ClcToken(queue, worker, events) for worker in range(workers)]
     placements: list[Placement] = []
@@ -281,7 +300,7 @@ def clc_schedule(
             tokens[worker].tail()
             tokens[worker].leave()
             return
-        placements.append(Placement(work, worker, now, now + float(costs[work])))
+        placements.append(Placement(work, worker, now, now + float(w[work])))
         heapq.heappush(running, (placements[-1].finish, worker))
 
     for worker, token in enumerate(tokens):
@@ -336,6 +355,8 @@ def clc_coordinates(
     (WorkTile(batch=0, head=2, block=1), 1)
     """
     check_positive(cluster=cluster, splits=splits)
+    if len(ctaid) != 3:
+        raise ValueError(f"clc: {ctaid} must have the three coordinates of a launch grid")
     x, y, z = ctaid
     if not (0 <= x < grid.blocks * cluster and 0 <= y < grid.heads * splits and 0 <= z < grid.batches):
         raise ValueError(f"clc: {ctaid} lies outside the launch grid")
@@ -373,4 +394,6 @@ def clc_allowed(requested: bool, causal: bool, varlen: bool, heads: int, heads_k
     False
     """
     check_positive(heads=heads, heads_kv=heads_kv)
+    if heads % heads_kv:
+        raise ValueError(f"clc: {heads} heads are no multiple of the {heads_kv} key/value heads")
     return requested and not (varlen and heads == heads_kv) and (causal or varlen)

@@ -7,20 +7,21 @@ a split or a pair of CTAs changes what one block costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Blocks", "Costs", "TileCost", "causal_key_blocks", "check_positive", "visited_key_blocks"]
+__all__ = ["Blocks", "Costs", "TileCost", "causal_key_blocks", "check_costs", "check_positive", "visited_key_blocks"]
 
 Blocks = npt.NDArray[np.int64]
 Costs = Sequence[float] | npt.NDArray[np.floating] | npt.NDArray[np.integer]
 
 
 def check_positive(**sizes: float) -> None:
-    """Raise ValueError unless all sizes are positive.
+    """Raise ValueError unless all sizes are positive and finite (0x0B).
 
     Parameters
     ----------
@@ -30,17 +31,50 @@ def check_positive(**sizes: float) -> None:
     Raises
     ------
     ValueError
-        Names the first size that is not positive.
+        Names the first size that is not.
 
     Examples
     --------
     >>> check_positive(tile_m=128, tile_n=0)
     Traceback (most recent call last):
-    ValueError: scheduling: tile_n is 0; it must be positive
+    ValueError: scheduling: tile_n is 0; it must be positive and finite
     """
     for name, size in sizes.items():
-        if size <= 0:
-            raise ValueError(f"scheduling: {name} is {size}; it must be positive")
+        if not 0 < size < math.inf:
+            raise ValueError(f"scheduling: {name} is {size}; it must be positive and finite")
+
+
+def check_costs(costs: Costs) -> npt.NDArray[np.float64]:
+    """Return costs as float64, or raise ValueError unless they are finite numbers, none of them negative (0x0B).
+
+    Parameters
+    ----------
+    costs : array_like of float
+        Of any shape.
+
+    Returns
+    -------
+    numpy.ndarray
+        float64, same shape.
+
+    Raises
+    ------
+    ValueError
+        Says what is wrong.
+
+    Examples
+    --------
+    >>> check_costs([1, -2])
+    Traceback (most recent call last):
+    ValueError: scheduling: costs must be finite numbers, none of them negative
+    """
+    try:
+        w = np.asarray(costs, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"scheduling: costs are {costs!r}; they must be an array of numbers") from None
+    if not np.isfinite(w).all() or (w < 0).any():
+        raise ValueError("scheduling: costs must be finite numbers, none of them negative")
+    return w
 
 
 def _tile_ends(seqlen_q: int, tile_m: int) -> Blocks:
@@ -130,6 +164,8 @@ def visited_key_blocks(
     check_positive(seqlen_q=seqlen_q, tile_m=tile_m, tile_n=tile_n)
     if seqlen_k < 0:
         raise ValueError(f"scheduling: seqlen_k is {seqlen_k}; it must not be negative")
+    if len(window) != 2:
+        raise ValueError(f"scheduling: window is {window}; it has two sides")
     left, right = window
     if (left is not None and left < 0) or (right is not None and right < 0):
         raise ValueError(f"scheduling: window is {window}; its sides must be None or at least 0")
@@ -157,6 +193,11 @@ class TileCost:
     qk, softmax, pv, load : float
         Per key block: both products, the softmax, the copy of K and V that is not hidden.
 
+    Raises
+    ------
+    ValueError
+        If a part is negative or not finite.
+
     Examples
     --------
     >>> TileCost().of([1, 2, 3])
@@ -170,6 +211,11 @@ class TileCost:
     softmax: float = 0.0
     pv: float = 0.5
     load: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, part in vars(self).items():
+            if not 0 <= part < math.inf:
+                raise ValueError(f"scheduling: the cost {name} is {part}; it must be finite and not negative")
 
     def of(self, blocks: Costs) -> npt.NDArray[np.float64]:
         """Return the costs of tiles that visit so many key blocks.
@@ -185,4 +231,4 @@ class TileCost:
         numpy.ndarray
             float64, same shape.
         """
-        return self.fixed + np.asarray(blocks, dtype=np.float64) * (self.qk + self.softmax + self.pv + self.load)
+        return self.fixed + check_costs(blocks) * (self.qk + self.softmax + self.pv + self.load)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..violations import ContractViolation
-from .costs import Costs, check_positive
+from .costs import Costs, check_costs, check_positive
 
 __all__ = [
     "Placement",
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class TileSetViolation(ContractViolation):
-    """An order does not name every tile exactly once."""
+    """An order does not name every tile exactly once (0x0B)."""
 
 
 # --- Bounds ---
@@ -95,7 +95,7 @@ def list_makespan_bound(costs: Costs, workers: int) -> float:
 
 
 class Placement(NamedTuple):
-    """One tile on one worker: the event from which a Gantt chart is drawn."""
+    """One tile on one worker: the event from which a Gantt chart is drawn (0x0B)."""
 
     tile: int
     worker: int
@@ -105,7 +105,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """All placements of a launch, in the order in which the tiles were handed out.
+    """All placements of a launch, in the order in which the tiles were handed out (0x0B).
 
     Attributes
     ----------
@@ -113,10 +113,21 @@ class Schedule:
         One per tile.
     workers : int
         ``P``; some of them may have had nothing to do.
+
+    Raises
+    ------
+    ValueError
+        If there is no worker, or a placement names one that does not exist.
     """
 
     placements: tuple[Placement, ...]
     workers: int
+
+    def __post_init__(self) -> None:
+        check_positive(workers=self.workers)
+        for p in self.placements:
+            if not 0 <= p.worker < self.workers:
+                raise ValueError(f"scheduling: tile {p.tile} is placed on worker {p.worker} of {self.workers}")
 
     @property
     def loads(self) -> npt.NDArray[np.float64]:
@@ -138,18 +149,18 @@ class Schedule:
 
 
 def _check_costs(costs: Costs, workers: int) -> npt.NDArray[np.float64]:
-    w = np.asarray(costs, dtype=np.float64)
     check_positive(workers=workers)
-    if w.ndim != 1 or not np.isfinite(w).all() or (w < 0).any():
-        raise ValueError("scheduling: costs must be a vector of finite numbers, none of them negative")
+    w = check_costs(costs)
+    if w.ndim != 1:
+        raise ValueError(f"scheduling: costs have the shape {w.shape}; they must be a vector")
     return w
 
 
 def _check_order(order: Iterable[int] | None, tiles: int) -> list[int]:
-    visits = list(range(tiles)) if order is None else [int(tile) for tile in order]
+    visits = list(range(tiles)) if order is None else list(order)
     if sorted(visits) != list(range(tiles)):
         raise TileSetViolation(f"scheduling: the order must name each of the {tiles} tiles exactly once")
-    return visits
+    return [int(tile) for tile in visits]
 
 
 def list_schedule(costs: Costs, order: Iterable[int] | None, workers: int) -> Schedule:
@@ -196,7 +207,7 @@ def list_schedule(costs: Costs, order: Iterable[int] | None, workers: int) -> Sc
 
 
 def physical_grid(tiles: int, multiprocessors: int, cluster: int = 1) -> int:
-    """Return how many CTAs a persistent launch has: one per multiprocessor, in whole clusters, at most one per tile.
+    """Return the CTAs of a persistent launch: one per multiprocessor, in whole clusters, at most one per tile (0x0B).
 
     Parameters
     ----------

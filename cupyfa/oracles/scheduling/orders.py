@@ -36,7 +36,7 @@ BETA23_L2_BYTES = 50 * 1024 * 1024
 
 
 class WorkTile(NamedTuple):
-    """Logical coordinates of one tile; `head` is the query head."""
+    """Logical coordinates of one tile; `head` is the query head (0x0B)."""
 
     batch: int
     head: int
@@ -45,7 +45,7 @@ class WorkTile(NamedTuple):
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The tiles of a problem whose sequences are equally long.
+    """The tiles of a problem whose sequences are equally long (0x0B).
 
     Attributes
     ----------
@@ -75,6 +75,17 @@ class TileGrid:
         """Number of tiles."""
         return self.batches * self.heads * self.blocks
 
+    def check(self, tile: int) -> None:
+        """Raise ValueError unless there is a tile of this number.
+
+        Parameters
+        ----------
+        tile : int
+            From 0 to ``tiles - 1``.
+        """
+        if not 0 <= tile < self.tiles:
+            raise ValueError(f"scheduling: tile {tile} does not exist; there are {self.tiles}")
+
     def tile(self, flat: int) -> WorkTile:
         """Return tile `flat` with the block fastest, then the head: the order of a plain launch grid.
 
@@ -87,13 +98,19 @@ class TileGrid:
         -------
         WorkTile
             Its coordinates.
+
+        Raises
+        ------
+        ValueError
+            If there is no such tile.
         """
+        self.check(flat)
         rest, block = divmod(flat, self.blocks)
         return WorkTile(*divmod(rest, self.heads), block)
 
 
 def lexical_order(grid: TileGrid, reverse_blocks: bool = False) -> list[WorkTile]:
-    """Return the tiles batch by batch, head by head, block by block.
+    """Return the tiles batch by batch, head by head, block by block (0x0B).
 
     Parameters
     ----------
@@ -117,7 +134,7 @@ def lexical_order(grid: TileGrid, reverse_blocks: bool = False) -> list[WorkTile
 
 
 def order_costs(order: Sequence[WorkTile], costs: Sequence[Costs]) -> npt.NDArray[np.float64]:
-    """Look up the cost of every tile of an order.
+    """Look up the cost of every tile of an order (0x0B).
 
     Parameters
     ----------
@@ -131,16 +148,28 @@ def order_costs(order: Sequence[WorkTile], costs: Sequence[Costs]) -> npt.NDArra
     numpy.ndarray
         float64, shape ``(len(order),)``.
 
+    Raises
+    ------
+    ValueError
+        If a tile of the order has no cost.
+
     Examples
     --------
     >>> order_costs([WorkTile(0, 5, 1), WorkTile(1, 0, 0)], [[1.0, 2.0], [7.0]])
     array([2., 7.])
     """
-    return np.array([costs[0 if len(costs) == 1 else t.batch][t.block] for t in order], dtype=np.float64)
+    rows = [costs[0]] if len(costs) == 1 else list(costs)
+    found = []
+    for tile in order:
+        row = 0 if len(rows) == 1 else tile.batch
+        if not (0 <= row < len(rows) and 0 <= tile.block < len(rows[row])):
+            raise ValueError(f"scheduling: there is no cost of {tile}")
+        found.append(rows[row][tile.block])
+    return np.array(found, dtype=np.float64)
 
 
 def longest_first_order(order: Sequence[WorkTile], costs: Sequence[Costs]) -> list[WorkTile]:
-    """Return all tiles by falling cost, the whole launch at once (LPT); equals keep their order.
+    """Return all tiles by falling cost, the whole launch at once (LPT); equals keep their order (0x0B).
 
     The best of these orders for the makespan, and the worst for L2: tiles of all heads and batches are interleaved.
 
@@ -221,7 +250,7 @@ def heads_per_section(
     >>> heads_per_section(4 * 2**20), heads_per_section(4 * 2**20, power_of_two=False), heads_per_section(2**30)
     (8, 12, 1)
     """
-    check_positive(bytes_per_head=bytes_per_head, l2_bytes=l2_bytes)
+    check_positive(bytes_per_head=bytes_per_head, l2_bytes=l2_bytes, heads=1 if heads is None else heads)
     fitting = max(1, l2_bytes // bytes_per_head)
     if power_of_two:
         fitting = 1 << (fitting.bit_length() - 1)
@@ -271,7 +300,7 @@ def sectioned_order(
 
 
 def decode_sectioned(linear: int, grid: TileGrid, section: int, reverse_blocks: bool = True) -> WorkTile:
-    """Return tile number `linear` of `sectioned_order` (across batches) by division, as a kernel finds it.
+    """Return tile number `linear` of `sectioned_order` (across batches) by division, as a kernel finds it (0x0B).
 
     ``section, rest = divmod(linear, blocks * size)`` with ``size`` query heads per section; the last section divides
     by the heads that remain instead: ``block, head = divmod(rest, min(size, heads left))``. Dividing the residual
@@ -304,8 +333,7 @@ def decode_sectioned(linear: int, grid: TileGrid, section: int, reverse_blocks: 
     WorkTile(batch=0, head=2, block=1)
     """
     check_positive(section=section)
-    if not 0 <= linear < grid.tiles:
-        raise ValueError(f"scheduling: tile {linear} does not exist; there are {grid.tiles}")
+    grid.check(linear)
     size = section * grid.group
     which, rest = divmod(linear, grid.blocks * size)
     remaining = grid.batches * grid.heads - which * size

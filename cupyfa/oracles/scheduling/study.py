@@ -47,7 +47,7 @@ ASSIGNMENTS: dict[str, Callable[[npt.NDArray[np.float64], int], Schedule]] = {
 
 
 def random_lengths(distribution: str, mean: float, count: int, seed: int) -> tuple[int, ...]:
-    """Draw the lengths of a batch.
+    """Draw the lengths of a batch (0x0B).
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def random_lengths(distribution: str, mean: float, count: int, seed: int) -> tup
     Raises
     ------
     ValueError
-        If there is no such distribution.
+        If there is no such distribution, or the seed is negative.
 
     Examples
     --------
@@ -78,12 +78,14 @@ def random_lengths(distribution: str, mean: float, count: int, seed: int) -> tup
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"scheduling: no distribution {distribution!r}; there are {', '.join(DISTRIBUTIONS)}")
     check_positive(mean=mean, count=count)
+    if seed < 0:
+        raise ValueError(f"scheduling: seed is {seed}; it must not be negative")
     drawn = DISTRIBUTIONS[distribution](np.random.default_rng(seed), mean, count)
     return tuple(max(1, round(float(length))) for length in drawn)
 
 
 def tail_share(seqlen: int, batch: int, heads: int, workers: int, tile: int = 128) -> float:
-    """Return one longest causal tile as a share of the average load: ``P max(w) / sum(w)``.
+    """Return one longest causal tile as a share of the average load: ``P max(w) / sum(w)`` (0x0B).
 
     With ``T = ceil(S / M)`` query tiles of cost ``1 .. T`` it is ``2 P / (B H (T + 1))``. No order can gain more than
     ``(1 - 1 / P)`` of it over another, see `makespan.list_makespan_bound`.
@@ -113,7 +115,7 @@ def tail_share(seqlen: int, batch: int, heads: int, workers: int, tile: int = 12
 
 @dataclass(frozen=True)
 class Comparison:
-    """Orders of one problem under one assignment.
+    """Orders of one problem under one assignment (0x0B).
 
     Attributes
     ----------
@@ -137,9 +139,15 @@ class Comparison:
         Returns
         -------
         float
-            At most 1.
+            At most 1; NaN without tiles.
+
+        Raises
+        ------
+        ValueError
+            If there is no such order.
         """
-        return self.lower_bound / self.makespans[order]
+        ends = self._makespan(order)
+        return self.lower_bound / ends if ends else float("nan")
 
     def gain(self, order: str, baseline: str = "lexical") -> float:
         """Return by how much an order raises the speed over a baseline.
@@ -152,15 +160,26 @@ class Comparison:
         Returns
         -------
         float
-            ``t_baseline / t_order - 1``; 0.05 is 5 % more FLOP/s.
+            ``t_baseline / t_order - 1``; 0.05 is 5 % more FLOP/s. NaN without tiles.
+
+        Raises
+        ------
+        ValueError
+            If there is no such order.
         """
-        return self.makespans[baseline] / self.makespans[order] - 1
+        before, after = self._makespan(baseline), self._makespan(order)
+        return before / after - 1 if after else float("nan")
+
+    def _makespan(self, order: str) -> float:
+        if order not in self.makespans:
+            raise ValueError(f"scheduling: no order {order!r}; there are {', '.join(self.makespans)}")
+        return self.makespans[order]
 
 
 def compare(
     problem: VarlenProblem, workers: int, cost: TileCost | None = None, assignment: str = "first free"
 ) -> Comparison:
-    """Run all orders of a problem.
+    """Run all orders of a problem (0x0B).
 
     Parameters
     ----------

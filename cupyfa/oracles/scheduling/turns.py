@@ -24,12 +24,12 @@ __all__ = ["TurnDeadlock", "TurnTrace", "causal_turns"]
 
 
 class TurnDeadlock(Deadlock):
-    """Every resident CTA waits for the turn of a CTA that cannot start before one of them ends."""
+    """Every resident CTA waits for the turn of a CTA that cannot start before one of them ends (0x0B)."""
 
 
 @dataclass(frozen=True)
 class TurnTrace:
-    """What happened in a causal backward pass with dQ turns.
+    """What happened in a causal backward pass with dQ turns (0x0B).
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class TurnTrace:
 
 
 def causal_turns(blocks: int, start_order: Sequence[int], workers: int, descending_turns: bool) -> TurnTrace:
-    """Run the CTAs of one causal head whose dQ additions take turns.
+    """Run the CTAs of one causal head whose dQ additions take turns (0x0B).
 
     CTA ``n`` does ``blocks - n`` steps of time 1, at ``m = n .. blocks - 1``; its step at ``m`` ends when its work is
     done and all earlier turns of row ``m`` are over. Descending turns are ``m, m - 1, ..., 0`` (shortest first),

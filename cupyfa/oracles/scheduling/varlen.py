@@ -25,12 +25,12 @@ BATCHES_PER_SCAN = 31
 
 
 class WorkMapViolation(ContractViolation):
-    """A virtual-to-actual map is no permutation of the batches."""
+    """A virtual-to-actual map is no permutation of the batches (0x0B)."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """How a flat tile number was resolved.
+    """How a flat tile number was resolved (0x0B).
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class VarlenProblem:
-    """A batch of sequences and the tiles that it is cut into.
+    """A batch of sequences and the tiles that it is cut into (0x0B).
 
     Attributes
     ----------
@@ -197,6 +197,11 @@ class VarlenProblem:
         -------
         Lookup or None
             The tile; None past the last one.
+
+        Raises
+        ------
+        ValueError
+            If the number is negative.
 
         Examples
         --------

@@ -187,15 +187,27 @@ def test_benchmarks_count_by_these_conventions(head_dim, seqlen, batch, heads, c
 # --- Bad input ---
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="head_dim_v is 0; it must be positive"):
-        dataclasses.replace(PRINTED, head_dim_v=0)
-    with pytest.raises(ValueError, match="16 heads are no multiple of the 3"):
-        dataclasses.replace(PRINTED, heads_kv=3)
-    with pytest.raises(ValueError, match="window is"):
-        dataclasses.replace(PRINTED, window=(None, -1))
-    with pytest.raises(ValueError, match="head_dim 64 does not hold 128"):
-        numerators(PRINTED, 128, 128, tile_d=64)
-    for seconds in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="the time is"):
-            accounting_throughput(1, seconds)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dataclasses.replace(PRINTED, head_dim_v=0), "head_dim_v is 0; it must be positive"),
+        (lambda: dataclasses.replace(PRINTED, heads_kv=3), "16 heads are no multiple of the 3"),
+        (lambda: dataclasses.replace(PRINTED, window=(None, -1)), "window is"),
+        (lambda: dataclasses.replace(PRINTED, window=(1, 2, 3)), "window is"),
+        (lambda: numerators(PRINTED, 128, 128, tile_d=64), "head_dim 64 does not hold 128"),
+        (lambda: numerators(PRINTED, 0, 128), "tile_m is 0"),
+        (lambda: varlen_numerators([(0, -5)], PRINTED, 128, 128), "seqlen_k is -5"),
+        (lambda: causal_half_pairs(-1, 4), "seqlen_q is -1"),
+        (lambda: PRINTED.flops_of(-1), "pairs is -1"),
+        (lambda: backward_matmul_flops(PRINTED, -1), "pairs is -1"),
+        (lambda: backward_flops(-1), "forward is -1"),
+        (lambda: accounting_throughput(-1, 1.0), "flops is -1"),
+        (lambda: accounting_throughput(1, 0.0), "the time is 0.0"),
+        (lambda: accounting_throughput(1, -1.0), "the time is -1.0"),
+        (lambda: accounting_throughput(1, float("nan")), "the time is nan"),
+        (lambda: accounting_throughput(1, float("inf")), "the time is inf"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -118,10 +118,22 @@ def test_shares_of_the_peak():
     assert round(100 * share, 1) == 71.7
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="times are 1 and 0"):
-        speedup(1, 0)
-    with pytest.raises(ValueError, match="share from 0 to 1"):
-        end_to_end_speedup(2, 1.5)
-    with pytest.raises(ValueError, match="must be positive"):
-        peak_throughput(0, 1, 1)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: speedup(1, 0), "times are 1 and 0"),
+        (lambda: speedup(math.inf, 1), "times are inf and 1"),
+        (lambda: end_to_end_speedup(2, 1.5), "share from 0 to 1"),
+        (lambda: end_to_end_speedup(0, 0.5), "the speedup is 0"),
+        (lambda: peak_throughput(0, 1, 1), "multiprocessors is 0; it must be positive"),
+        (lambda: peak_throughput(1, 1, math.inf), "hertz is inf"),
+        (lambda: paper_problems(total_tokens=1000), "total_tokens and hidden are 1000 and 2048"),
+        (lambda: paper_problems(hidden=64), "total_tokens and hidden are 32768 and 64"),
+        (lambda: Latency(kernel=-1.0), "kernel takes -1.0 s"),
+        (lambda: Latency().within("warm kernel"), "'warm kernel' is no boundary; there are DEVELOPER_COMPILE"),
+        (lambda: reconciliation_table(SHAPE, 0.0, 1.0), "the time is 0.0"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -103,3 +103,17 @@ def test_no_evidence_stands_in_for_another():
     for claim, witness in ((a, own[b]) for a in own for b in own if list(own).index(b) < list(own).index(a)):
         with pytest.raises(EvidenceTooWeak):
             require(claim, {witness})  # what comes earlier never proves what comes later
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: missing_fields({"identity": None}), IncompleteManifest, "the group identity is None"),
+        (lambda: reconciled_speedup(dataclasses.replace(SLOW, conditions={}), FAST), IncompleteManifest, "lacks gpu, "),
+        (lambda: reconciled_speedup(dataclasses.replace(SLOW, seconds=0.0), FAST), ValueError, "times are 0.0 and"),
+        (lambda: merge_manifests({"gpu": 1}, {"gpu": 2}), ManifestConflict, "gpu is 1 and 2"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -11,6 +11,7 @@ from cupyfa.oracles.blackwell.backward_map import map_1cta, map_2cta, map_192_2c
 from cupyfa.oracles.blackwell.backward_schedule import check, step, trace_1cta, trace_2cta, trace_serial
 from cupyfa.oracles.blackwell.lifetimes import LiveAlias
 from cupyfa.oracles.blackwell.tmem import Region
+from cupyfa.oracles.violations import ContractViolation
 
 
 def columns(layout):
@@ -130,3 +131,18 @@ def test_lives_are_read_off_the_trace():
     assert objects["dQ", 0].begin > objects["S", 1].end - 1  # dQ of tile 0 comes after S of tile 1 was read
     assert objects["dQ", 0].begin < objects["P", 1].end  # and overlaps P of tile 1: what the tighter packing buys
     assert objects["dV", -1].begin < objects["dV", -1].end == len(trace_2cta(3)) - 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: step("dX", 0), "no step is 'dX' of tile 0"),
+        (lambda: step("S", -1), "of tile -1"),
+        (lambda: trace_1cta(-1), "tiles must not be negative, not -1"),
+        (lambda: trace_2cta(-1), "tiles must not be negative, not -1"),
+        (lambda: trace_serial(-1), "tiles must not be negative, not -1"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ContractViolation, match=message):
+        call()

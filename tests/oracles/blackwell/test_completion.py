@@ -242,3 +242,16 @@ def test_issue_order_guarantees_little(first, second, reason):
         with pytest.raises(UnorderedOperations, match=reason):
             check_order(first, second, waited=False)
     check_order(first, second, waited=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Accumulator("S0").issue(-1), "S0: thread -1 issues"),
+        (lambda: Accumulator("S0").observe(-1), "warp -1 is negative"),
+        (lambda: Accumulator("S0").load(-1), "warp -1 is negative"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

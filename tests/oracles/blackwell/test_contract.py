@@ -6,6 +6,7 @@ import pytest
 from cupyfa.oracles.blackwell import contract
 from cupyfa.oracles.blackwell.ledger import Tile
 from cupyfa.oracles.blackwell.schedule import Durations, Event, simulate
+from cupyfa.oracles.violations import ContractViolation
 
 BLOCKS = 3
 ROWS, KEYS, DIM = 16, 128, 8
@@ -137,3 +138,25 @@ def test_every_edge_is_needed(trace):
             allowed = tuple({e.error for e in contract.EDGES if edge.after in (e.after, e.before)})
             with pytest.raises((*allowed, contract.OverlappedExponentials)):
                 contract.check(broken, BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: contract.check([], -1), "blocks -1"),
+        (lambda: contract.check([], 1, 3), "q_stage 3"),
+        (lambda: contract.execute([], [], [np.ones((4, 2))], [np.ones((4, 2))]), "matrices of one shape"),
+        (lambda: contract.execute([], [np.ones((4, 2))], [np.ones((4, 2))], []), "matrices of one shape"),
+        (lambda: contract.execute([], [np.ones((4, 2))], [np.ones((4, 3))], [np.ones((4, 2))]), r"must be \(m, d\)"),
+        (lambda: contract.execute([], [np.ones((4, 2))], [np.ones((1, 2))], [np.ones((4, 2))]), r"must be \(m, d\)"),
+        (
+            lambda: contract.execute(
+                [Event(0, "mma", "qk_issue", "L", 0, "startup")], *[[np.ones((4, 2))] for _ in range(3)]
+            ),
+            "qk_issue of L_0 has no operands",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ContractViolation, match=message):
+        call()

@@ -311,3 +311,18 @@ def test_bad_steps():
         k_steps(start, 24, Kind.F16, mn_major=False, rows=128)
     with pytest.raises(ValueError, match="NONE is not modelled"):
         k_steps(SmemDescriptor(0, 16, 128, Swizzle.NONE), 16, Kind.F16, mn_major=False, rows=128)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: check_shape("f16", 128, 128, 1), "kind is 'f16'; one of Kind"),
+        (lambda: InstructionDescriptor("f16", Dtype.BF16, Dtype.BF16, 128, 128), "kind is 'f16'"),
+        (lambda: InstructionDescriptor(Kind.F16, "bf16", Dtype.BF16, 128, 128), "a is 'bf16', which is no Dtype"),
+        (lambda: InstructionDescriptor.decode(0x08200490, 0), "kind is 0"),
+        (lambda: SmemDescriptor(0, 16, 16, 128), "128 is no Swizzle"),
+    ],
+)
+def test_names_and_numbers_are_no_codes(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()

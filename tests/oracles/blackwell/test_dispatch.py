@@ -158,7 +158,13 @@ def test_features_of_the_backward_pass():
     assert not [f for f in BACKWARD_FAMILIES if not backward_objections(Call(arch=10 * f, fp8=True))]
 
 
-@pytest.mark.parametrize("change", [{"arch": 0}, {"head_dim": -1}, {"tile_m": 0}, {"seqlen_q": -1}])
+@pytest.mark.parametrize("change", [{"arch": 0}, {"head_dim": -1}, {"tile_m": 0}, {"seqlen_q": -1}, {"page_size": 0}])
 def test_bad_calls(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         Call(**change)
+
+
+@pytest.mark.parametrize("head_dim", [0, -16])
+def test_bad_head_dim(head_dim):
+    with pytest.raises(ValueError, match=f"head_dim is {head_dim}"):
+        padded(head_dim)

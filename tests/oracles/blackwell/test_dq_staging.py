@@ -85,3 +85,11 @@ def test_unknown_step():
         run([StagingEvent("bulk_add", 0, warp=2)], 1)
     with pytest.raises(ContractViolation, match="knows no step"):
         run([StagingEvent("guess", 0)], 1)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: dq_staging.staging_trace(-1), lambda: dq_staging.run(dq_staging.staging_trace(0), -1)]
+)
+def test_bad_input(call):
+    with pytest.raises(ContractViolation, match="tiles must not be negative, not -1"):
+        call()

@@ -108,6 +108,11 @@ def test_sparse_pairs():
     [
         (lambda: half(7, 0), "even"),
         (lambda: half(8, 2), "rank 2"),
+        (lambda: half(0, 0), "rows 0"),
+        (lambda: half(-8, 0), "rows -8"),
+        (lambda: exchange.admit_pair([[1]]), "columns of 1 CTAs; a pair has 2"),
+        (lambda: exchange.admit_pair([[1]] * 3), "columns of 3 CTAs"),
+        (lambda: exchange.fault_errors((np.zeros((2, 3)),) * 2, (np.zeros((4, 1)),) * 2), "3 keys per CTA"),
         (lambda: repack((np.zeros((2, 2)), np.zeros((2, 3)))), "one shape"),
         (lambda: repack((np.zeros((2, 2)),)), "two matrices"),
         (lambda: two_cta_dq((np.zeros((2, 3)),) * 2, (np.zeros((4, 1)),) * 2), "3 keys per CTA"),

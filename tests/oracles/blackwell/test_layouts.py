@@ -183,6 +183,9 @@ def test_32x32b_gives_a_thread_its_row():
         (lambda: tile_offset(0, 0, 12, 2, Swizzle.B128), "multiple of 8"),
         (lambda: tile_offset(0, 0, 8, 4, Swizzle.B128), "element_bytes is 4"),
         (lambda: swizzle_width(Swizzle.B128_ATOM32), "not modelled"),
+        (lambda: swizzle_width(128), "128 is no Swizzle"),
+        (lambda: swizzle_address(-1, Swizzle.B128), "address is -1"),
+        (lambda: operand_address(SmemDescriptor(0, 16, 16, Swizzle.NONE), 0, 0, 0, 2), "0 is no Major"),
         (lambda: p_cell(128, 0, 2), "element \\(128, 0\\)"),
         (lambda: fragment("8x8b", 0, 0), "shape '8x8b'"),
         (lambda: fragment("32x32b", 32, 0), "thread 32"),
@@ -193,7 +196,7 @@ def test_32x32b_gives_a_thread_its_row():
     ],
 )
 def test_bad_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
 
 

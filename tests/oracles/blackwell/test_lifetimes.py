@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupyfa.oracles.blackwell.events import Event
 from cupyfa.oracles.blackwell.lifetimes import Live, LiveAlias, audit, forward_timeline, legal_alias, live_intervals
 from cupyfa.oracles.blackwell.tmem import MapExceedsCapacity, Region, forward_map
 
@@ -129,3 +130,17 @@ def test_lives_are_well_formed():
 def test_times_are_ordinals():
     events = forward_timeline(MAP, 4)
     assert [e.time for e in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Region("S0", -1, 128), "S0 is 128 columns at -1"),
+        (lambda: Region("S0", 0, 0), "S0 is 0 columns"),
+        (lambda: live_intervals(MAP, [Event(0, "mma", "issue", "S9")]), "issue of 'S9'; the map has S0"),
+        (lambda: forward_timeline(MAP, -1), "key_blocks is -1"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

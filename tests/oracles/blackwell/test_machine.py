@@ -43,3 +43,11 @@ def test_ceilings():
         check_ceilings(512, 136, 0)
     with pytest.raises(CeilingExceeded, match="232449 bytes"):
         check_ceilings(512, 128, 232_449)
+
+
+@pytest.mark.parametrize(
+    ("cta", "message"), [((0, 128, 0), "0 threads"), ((128, -1, 0), "-1 registers"), ((128, 32, -1), "-1 bytes")]
+)
+def test_bad_input(cta, message):
+    with pytest.raises(ValueError, match=message):
+        check_ceilings(*cta)

@@ -105,3 +105,18 @@ def test_unknown_step():
         run([RelayEvent(0, "compute", "teleport", 0)])
     with pytest.raises(ContractViolation, match="CTA 2"):
         run([RelayEvent(2, "compute", "write_xchg", 0)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: relay.relay_trace(-1, 16), "generations -1"),
+        (lambda: relay.relay_trace(1, 0), "nbytes 0"),
+        (lambda: relay.run([relay.RelayEvent(2, "relay", "relay_wait", 0)]), "CTA 2 knows no step"),
+        (lambda: relay.run([relay.RelayEvent(0, "relay", "relay_sleep", 0)]), "no step 'relay_sleep'"),
+        (lambda: relay.run([relay.RelayEvent(0, "compute", "expect_tx", 0, -1)]), "expect_tx of -1 bytes"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ContractViolation, match=message):
+        call()

@@ -6,7 +6,8 @@ import pytest
 
 from cupyfa.oracles.blackwell import contract, roles
 from cupyfa.oracles.blackwell.claims import Kind, TargetCalledRegisterCount
-from cupyfa.oracles.blackwell.roles import BACKWARD_1CTA, BACKWARD_2CTA, FORWARD, HANDOFFS, Role
+from cupyfa.oracles.blackwell.roles import BACKWARD_1CTA, BACKWARD_2CTA, FORWARD, HANDOFFS, Role, check_partition
+from cupyfa.oracles.violations import ContractViolation
 
 TABLES = {"forward": FORWARD, "backward 1-CTA": BACKWARD_1CTA, "backward 2-CTA": BACKWARD_2CTA}
 
@@ -94,3 +95,9 @@ def test_edges_of_the_schedule_name_handoffs():
     named = {edge.handoff for edge in contract.EDGES} - {""}
     assert named == {"s_p_o", "p_lastsplit", "sm_stats"}
     assert named <= {handoff.name for handoff in HANDOFFS}
+
+
+@pytest.mark.parametrize("warps", [0, -4])
+def test_bad_input(warps):
+    with pytest.raises(ContractViolation, match=f"warps must be positive, not {warps}"):
+        check_partition((), warps)

@@ -72,3 +72,15 @@ def test_each_degree_gains_a_digit_until_float32_ends_it():
 def test_degree_out_of_range(degree):
     with pytest.raises(ValueError, match="must be 1 to 6"):
         fit(degree)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fit(0), r"degree is 0"),
+        (lambda: fit(7), r"degree is 7; it must be 1 to 6"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -85,3 +85,16 @@ def test_rows_are_whole_fragments(keys):
         Emulation(16, 4, 0).emulated(keys)
     with pytest.raises(ValueError, match="give rows"):
         mixed_exp2(0.5, Emulation(16, 4, 0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Emulation(16, 4, -1), r"negative"),
+        (lambda: Emulation(16, 4, 0).count(33), r"33 entries is no multiple"),
+        (lambda: mixed_exp2(np.zeros((128, 3)), Emulation(16, 4, 0)), r"3 entries is no multiple"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -190,3 +190,21 @@ def test_shapes_are_checked():
     with pytest.raises(ValueError, match="one or more numbers"):
         horner([], 0.5)
     assert exp2_polynomial(np.zeros((2, 3))).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: combine_exponent(MAGIC + np.float32([0, 1]), np.float32([1, 1, 1])),
+            r"y \(2,\), p \(3,\) do not broadcast",
+        ),
+        (lambda: reduce_range([0.0, np.nan]), r"an argument is NaN"),
+        (lambda: reduce_range(2.0**23), r"beyond 2\*\*22"),
+        (lambda: horner(np.ones((2, 2)), 0.5), r"one or more numbers"),
+        (lambda: measure([], []), r"they must be equal"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -261,3 +261,19 @@ def test_no_keys(function):
     out, lse = function(q, nothing, nothing)
     assert np.all(out == 0)
     assert np.all(np.isneginf(lse))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: attention(*problem(), tile_n=0), r"tile_n is 0"),
+        (lambda: attention(*problem(), tile_m=-1), r"tile_m is -1"),
+        (lambda: raised_probabilities(np.zeros((2, 3)), np.zeros(2), 8), r"m has shape \(2,\); it must be \(2, 1\)"),
+        (lambda: lse_of(np.zeros((2, 1)), np.ones(2), 8), r"l has shape \(2,\)"),
+        (lambda: Counters().record(np.ones(2), np.array([1, 256]), E4M3FN), r"must be in 0 .. 255"),
+        (lambda: Counters().record(np.ones(2), np.array([1]), E4M3FN), r"codes has shape \(1,\)"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -267,3 +267,30 @@ def test_exact_inputs_have_exact_scores():
     q, *_ = on_the_grid(0)
     x = quantize(q[None, :, None] * 64, "tensor")  # 7 * 64 = 448: the descale is 1
     assert rmse(x.dequantize()[0, :, 0], q * 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rmse(np.zeros(4), np.zeros((3, 1))), r"got has shape \(4,\); it must be \(3, 1\)"),
+        (lambda: rmse(np.zeros(0), np.zeros(0)), r"size is 0"),
+        (lambda: fixture(size=0), r"size is 0"),
+        (lambda: persistent_fixture(size=0), r"size is 0"),
+        (lambda: outlier_normal((2, -1), np.random.default_rng(0)), r"axis is -1"),
+        (lambda: reference(np.zeros(4), np.zeros((4, 4)), np.zeros((4, 4))), r"q has shape \(4,\)"),
+        (lambda: variant_rmse(*fixture(size=4), "block", rows=np.array([4])), r"index 4 is outside 0 .. 3"),
+        (lambda: variant_rmse(*fixture(size=4), "block", block_k=0), r"block is 0"),
+        (lambda: variant_rmse(*fixture(size=4), "tensor", want=np.zeros((1, 4))), r"got has shape \(4, 4\)"),
+        (
+            lambda: half_precision_rmse(
+                *fixture(size=4), rows=np.array([-1]), want=np.zeros((1, 4)), keep_float32=True
+            ),
+            r"index -1",
+        ),
+        (lambda: estimate([1.0, 2.0], level=1.0), r"level is 1.0"),
+        (lambda: geometric_estimate([1.0, 0.0]), r"not positive"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

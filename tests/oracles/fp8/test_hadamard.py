@@ -188,3 +188,20 @@ def test_the_package_uses_scipys_matrix():
     from scipy.linalg import hadamard as sylvester
 
     assert np.array_equal(hadamard.signed_hadamard(np.ones(64)) * 8, sylvester(64))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: hadamard.random_signs(0, seed=1), r"head_dim is 0"),
+        (lambda: hadamard.transform(np.float64(1.0), [1]), r"x is float64"),
+        (lambda: hadamard.transform(np.ones(2, np.int64), [1, 1]), r"x is int64"),
+        (
+            lambda: hadamard.check_same_transform(np.zeros((0, 0)), np.zeros((0, 0))),
+            r"transform of Q is not orthogonal",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -241,3 +241,26 @@ def test_transpose_shapes(head_dim_v, tile_n):
     assert (features, keys) == ((64, 32) if head_dim_v % 64 == 0 else (32, 64))
     assert head_dim_v % features == 0
     assert tile_n % keys == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: accumulator_coordinate(99, 0), r"lane is 99; it must be in 0 .. 31"),
+        (lambda: accumulator_coordinate(0, 128), r"i is 128"),
+        (lambda: operand_a_coordinate(0, 4, 0), r"register is 4"),
+        (lambda: operand_a_coordinate(0, 0, -1), r"byte is -1"),
+        (lambda: ordered_keys(-16), r"-16 keys"),
+        (lambda: ordered_keys(16, np.zeros(16, np.intp)), r"no permutation"),
+        (lambda: pack_in_place(np.zeros((32, 8), np.uint8)), r"accumulator has shape \(32, 8\); it must be \(32, 16\)"),
+        (lambda: shuffle_to_operand_a(np.zeros((32, 16), np.int64)), r"accumulator is int64"),
+        (lambda: transpose_block(np.zeros((16, 8), np.uint8)), r"V has shape \(16, 8\)"),
+        (lambda: transpose_block(np.zeros((16, 16), np.float32)), r"V is float32"),
+        (lambda: transpose_tile(np.zeros((16, 24), np.uint8)), r"multiples of 16"),
+        (lambda: transpose_shape(0, 64), r"head_dim_v is 0"),
+        (lambda: byte_perm(np.zeros(2, np.uint32), np.zeros(3, np.uint32), 0), r"must have one shape"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

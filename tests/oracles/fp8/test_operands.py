@@ -272,3 +272,16 @@ def test_one_final_v_descale_works_only_if_it_is_constant():
     right = P @ flat(V8, dV)
     for pulled_out in (dV[0], dV[-1], dV.mean(), dV.max()):
         assert np.abs(pulled_out * raw - right).max() > 0.05 * np.abs(right).max()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: quantize(np.ones((1, 4, 1, 16)), "block", block=0), r"block is 0"),
+        (lambda: quantize(np.ones((1, 4, 1, 16))).rows([4]), r"index 4 is outside 0 .. 3"),
+        (lambda: quantize(np.ones((1, 4, 1, 16))).rows([[0]]), r"indices has shape \(1, 1\)"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

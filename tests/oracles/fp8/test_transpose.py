@@ -157,3 +157,20 @@ def test_shared_memory_of_the_extra_stages():
     # One byte per value does not make the second copy free: K, V and Vt of FP8 need 3/4 of what K and V do in 16 bit.
     assert (sizes["K"] + sizes["V"] + sizes["Vt"]) / (2 * (sizes["K"] + sizes["V"])) == 0.75
     assert shared_memory_bytes(128, 224, 128, 128, transpose=False)["Vt"] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TransposeProducer(2).issue(2), r"stage is 2; it must be in 0 .. 1"),
+        (lambda: TransposeProducer(1).issue(-1), r"stage is -1"),
+        (lambda: TransposeProducer(1).load(0, warp=WARPS), r"warp is 4"),
+        (lambda: TransposeProducer(1).arrive(0), r"never issued"),
+        (lambda: run([("sleep", 0, None)]), r"no step 'sleep'"),
+        (lambda: run([("load", 0, None)]), r"no step 'load' of warp None"),
+        (lambda: shared_memory_bytes(128, 0, 128, 128), r"tile_n is 0"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyfa.oracles.hopper.barriers import ArrivalOverflow, MBarrier, NamedBarrier, ParticipantMismatch
-from cupyfa.oracles.hopper.machine import Deadlock, Machine, Work
+from cupyfa.oracles.hopper.machine import Deadlock, Machine, Resource, Work
 from cupyfa.oracles.hopper.pipeline import EarlyRead, EarlyReuse, Ring, RingConsumer, RingProducer
 
 exact = settings(deadline=None, derandomize=True, max_examples=200)
@@ -32,6 +32,25 @@ def test_a_phase_needs_all_arrivals_and_all_bytes(arrivals, boxes, order):
 def test_the_phase_before_the_first_counts_as_complete():
     assert MBarrier(1).passed(1)
     assert not MBarrier(1).passed(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MBarrier(0), "at least one arrival"),
+        (lambda: MBarrier(1).arrive(0), "0 arrivals"),
+        (lambda: MBarrier(1).arrive(expect=-1), "-1 bytes"),
+        (lambda: MBarrier(1).complete_bytes(-1), "-1 bytes have landed"),
+        (lambda: MBarrier(1).passed(2), "parity 2"),
+        (lambda: NamedBarrier("B0").arrive(0, 256), "0 threads"),
+        (lambda: NamedBarrier("B0").arrive(128, 0), "a barrier of 0"),
+        (lambda: Work(-1), "work is -1"),
+        (lambda: Resource(Machine(), "tma").start(-1, "copy"), "tma: copy is -1"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_mbarrier_refuses_too_many_arrivals():

@@ -17,9 +17,9 @@ from cupyfa.oracles.hopper.machine import Deadlock
 from cupyfa.oracles.hopper.pipeline import EarlyRead, EarlyReuse, StaleGeneration
 from cupyfa.oracles.hopper.ring import positions
 from cupyfa.oracles.hopper.roles import Config, load_order, run
+from cupyfa.oracles.hopper.swizzle import panel_addresses
 from cupyfa.oracles.hopper.token_ring import handoffs
 from cupyfa.oracles.hopper.two_stage import MissingProduct
-from cupyfa.oracles.hopper.wgmma import panel_addresses
 from cupyfa.oracles.hopper.wgmma_queue import ReleaseBeforeCompletion
 from cupyfa.select import CANDIDATES
 from cupyfa.spec import DType, FwdSpec, Scheduler

@@ -13,15 +13,13 @@ from cupyfa.oracles.hopper.ledger import (
     OverBudget,
     RegisterPool,
     ThreadRegisters,
-    live_words,
     ownership,
     resident_blocks,
     setmaxnreg,
     shared_memory,
-    third_stage_bytes,
     tile_bytes,
-    two_stage_bytes,
 )
+from cupyfa.oracles.hopper.live_words import live_words, third_stage_bytes, two_stage_bytes
 from cupyfa.oracles.hopper.machine import Deadlock
 
 exact = settings(deadline=None, derandomize=True, max_examples=100)
@@ -94,6 +92,8 @@ class TestRegisterRedistributionLeftOut:
     (384, 168, 64 * KIB, 1),  # and a small one that registers limit
     (256, 128, 64 * KIB, 2),
     (32, 24, 0, 32),  # the architectural ceiling
+    (128, 33, 0, 12),  # a warp takes 1056 registers, which is 1280 in units of 256: 12.8 CTAs, not 15.5
+    (128, 40, 0, 12),  # and those units let it have 40 a thread
     (1024, 32, 0, 2),  # threads
     (128, 255, 228 * KIB, 0),
     (128, 256, 0, 0),
@@ -172,6 +172,13 @@ def test_third_stage():
         (lambda: shared_memory(128, 128, 128, 128, 2, 0), "0 stages"),
         (lambda: live_words(128, 128, 128, 0, 2), "start at 1"),
         (lambda: resident_blocks(100, 32, 0), "100 threads"),
+        (lambda: resident_blocks(128, 0, 0), "0 registers"),
+        (lambda: resident_blocks(128, 32, -1), "-1 bytes"),
+        (lambda: RegisterPool(0, 168), "0 warpgroups"),
+        (lambda: RegisterPool(3, 0), "0 registers per thread"),
+        (lambda: RegisterPool(3, 168).can(3, 24), "warpgroup 3 of 3"),
+        (lambda: RegisterPool(3, 168).request(-1, [24] * 4), "warpgroup -1 of 3"),
+        (lambda: third_stage_bytes(128, 0, 2), "128 x 0"),
     ],
 )
 def test_bad_input(call, message):

@@ -287,3 +287,21 @@ class TestProducerTail:
                 self.V.copy(slot, "dummy")
 
         expect(ConservationError, "V: acquired", producer=DummyTail)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Ring(Machine(), "K", 0, ["consumer"]), "0 stages and 1 consumers"),
+        (lambda: Ring(Machine(), "K", 2, []), "2 stages and 0 consumers"),
+        (lambda: Ring(Machine(), "K", 2, ["consumer"], arrivals=0), "0 arrivals"),
+        (lambda: Ring(Machine(), "K", 2, ["consumer"], tile_bytes=0), "0 bytes"),
+        (
+            lambda: RingConsumer(Ring(Machine(), "K", 2, ["consumer"]), "nobody"),
+            "ring K: nobody is none of its consumers",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

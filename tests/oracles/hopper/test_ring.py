@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupyfa.oracles.hopper.liveness import check_liveness, wait_for_graph
 from cupyfa.oracles.hopper.machine import Deadlock, find_cycle
 from cupyfa.oracles.hopper.ring import (
     PipelineState,
     barrier_count,
-    check_liveness,
     ideal_cycles,
     pipeline_speedup,
     position,
     positions,
     serial_cycles,
     speedup_limit,
-    wait_for_graph,
 )
 from cupyfa.oracles.hopper.roles import Config, Durations, run
 
@@ -60,8 +59,9 @@ def test_phase_flips_exactly_when_the_index_wraps(z, s):
 @given(st.integers(0, 100), STAGES)
 def test_one_parity_bit_tells_neighbouring_generations_of_a_slot_apart(r, s):
     """And only those: two generations apart they look the same, which is why a ring may run at most one round ahead."""
-    assert position(r, s, 0).full_parity != position(r + s, s, 0).full_parity
-    assert position(r, s, 0).full_parity == position(r + 2 * s, s, 0).full_parity
+    rows = positions(r + 2 * s + 1, s)
+    assert rows[r].full_parity != rows[r + s].full_parity
+    assert rows[r].full_parity == rows[r + 2 * s].full_parity
 
 
 def test_initial_states():
@@ -221,6 +221,19 @@ def test_the_kernels_own_order_hides_loads_as_well():
         (lambda: barrier_count(0), "ring: 0 stages"),
         (lambda: ideal_cycles(0, 1, 1), "0 blocks in 2 stages"),
         (lambda: ideal_cycles(1, 1, 1, stages=0), "1 blocks in 0 stages"),
+        (lambda: ideal_cycles(3, -300, 500), "load is -300"),
+        (lambda: ideal_cycles(3, 300, float("nan")), "compute is nan"),
+        (lambda: serial_cycles(-1, 300, 500), "-1 blocks"),
+        (lambda: serial_cycles(1, 300, float("inf")), "compute is inf"),
+        (lambda: pipeline_speedup(1, 0, 0), "a ratio needs one that is positive"),
+        (lambda: speedup_limit(0, 0), "a ratio needs one that is positive"),
+        (lambda: speedup_limit(1, -1), "compute is -1"),
+        (lambda: position(5, 2, 5), "would be block -1"),
+        (lambda: positions(-3, 2), "-3 blocks"),
+        (lambda: positions(0, 0), "ring: 0 stages"),
+        (lambda: wait_for_graph(-1, 2), "-1 blocks"),
+        (lambda: wait_for_graph(3, 0), "0 stages"),
+        (lambda: wait_for_graph(3, 2, lag=-1), "lag -1"),
     ],
 )
 def test_bad_input(call, message):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cupyfa.oracles.hopper.machine import Machine
 from cupyfa.oracles.hopper.pipeline import ConservationError, Ring, RingConsumer, RingProducer
-from cupyfa.oracles.hopper.roles import Config, Durations, load_order, run
+from cupyfa.oracles.hopper.roles import Config, Consumer, Durations, load_order, run, warpgroup_names
 
 exact = settings(deadline=None, derandomize=True, max_examples=200)
 
@@ -133,3 +133,20 @@ def test_conservation_compares_identities():
     cta.v.released["consumer 0"].pop()
     with pytest.raises(ConservationError, match="V: consumer 0 released"):
         cta.v.check_conservation(payloads)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: warpgroup_names(0), "0 consumers"),
+        (lambda: load_order(-1), "-1 blocks"),
+        (lambda: run(Config(), [1, -1]), r"tiles of \[1, -1\] blocks"),
+        (lambda: run(Config(), [1], consumer=[Consumer]), "1 roles for 2 consumers"),
+        (lambda: Ring(Machine(), "K", 0, ["consumer"]), "0 stages"),
+        (lambda: Ring(Machine(), "K", 2, []), "0 consumers"),
+        (lambda: run(Config(), [1], Durations(load=-1)), "copy is -1"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyfa.oracles.hopper.ledger import REFERENCE_REGISTERS, live_words
+from cupyfa.oracles.hopper.ledger import REFERENCE_REGISTERS
+from cupyfa.oracles.hopper.live_words import live_words
 from cupyfa.oracles.hopper.roles import Config, Consumer, Durations, run
 from cupyfa.oracles.hopper.two_stage import (
     Act,
@@ -343,6 +344,14 @@ class TestFramesAndOrder:
     [
         (lambda: schedule(0), "0 blocks"),
         (lambda: two_stage_units(0, 1, 1, 1), "0 blocks"),
+        (lambda: two_stage_units(1, -1, 1, 1), "qk is -1"),
+        (lambda: serial_units(-1, 1, 1, 1), "-1 blocks"),
+        (lambda: serial_units(1, 1, 1, float("nan")), "pv is nan"),
+        (lambda: timeline(schedule(1), 1, -1, 1), "softmax is -1"),
+        (lambda: Act("issue_kq", 0), "no act is 'issue_kq'"),
+        (lambda: Act("softmax", -1), "of tile -1"),
+        (lambda: check([Act("release_k", 0)]), "K of 0 is given back"),
+        (lambda: check([Act("release_v", 0)]), "V of 0 is given back"),
         (lambda: WgmmaQueue().wait(-1), "wait_group -1"),
         (lambda: earliest_wait("issue_qk"), "no wait makes issue_qk legal"),
     ],

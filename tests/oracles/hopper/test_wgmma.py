@@ -5,20 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyfa.oracles.hopper.wgmma import (
-    Descriptor,
-    Swizzle,
-    a_fragment,
-    accumulator,
-    fp8_key_order,
-    k_major,
-    k_major_addresses,
-    mn_major,
-    mn_major_addresses,
-    panel_addresses,
-    stmatrix_addresses,
-    swizzled,
-)
+from cupyfa.oracles.hopper.descriptors import Descriptor, k_major, k_major_addresses, mn_major, mn_major_addresses
+from cupyfa.oracles.hopper.swizzle import Swizzle, panel_addresses, stmatrix_addresses, swizzled
+from cupyfa.oracles.hopper.wgmma import a_fragment, accumulator, fp8_key_order
 
 exact = settings(deadline=None, derandomize=True, max_examples=100)
 SWIZZLES = [Swizzle.B128, Swizzle.B64, Swizzle.B32]
@@ -229,8 +218,26 @@ def test_golden_descriptors():
         (lambda: mn_major(0, 8), "8 rows of K"),
         (lambda: panel_addresses(512, 8, 64, 2), "no multiple of 1024"),
         (lambda: panel_addresses(0, 8, 65, 2), "do not fill panels"),
+        (lambda: panel_addresses(0, 0, 64, 2), "0 rows"),
+        (lambda: panel_addresses(0, 8, 64, 0), "itemsize 0"),
+        (lambda: panel_addresses(0, 8, 64, 2, 128), "the mode is 128"),
+        (lambda: swizzled(0, 128), "the mode is 128; one of Swizzle.NONE, Swizzle.B128"),
+        (lambda: swizzled(0, 1), "the mode is 1"),
+        (lambda: swizzled(-1, Swizzle.B128), "byte addresses are integers from 0 on"),
+        (lambda: swizzled(1.5, Swizzle.B128), "not float64"),
+        (lambda: Descriptor(0, 16, 16, swizzle=2), "the mode is 2"),
+        (lambda: Descriptor.decode(-1), "not a 64-bit word"),
+        (lambda: Descriptor.decode(2**64), "not a 64-bit word"),
+        (lambda: k_major(0, 64), "the mode is 64"),
+        (lambda: mn_major(0, 64, 64), "the mode is 64"),
+        (lambda: k_major_addresses(k_major(0), 0, 2), "0 rows"),
+        (lambda: k_major_addresses(k_major(0), 8, 4), "4-byte elements"),
+        (lambda: mn_major_addresses(mn_major(0, 16), 0), "0 columns"),
+        (lambda: stmatrix_addresses(0, 8, 0), "rows 8 one of 8 from 64 on"),
+        (lambda: stmatrix_addresses(0, 64, -1), "step -1"),
+        (lambda: stmatrix_addresses(64, 64, 0), "start 64"),
     ],
 )
 def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()

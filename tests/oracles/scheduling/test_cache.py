@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from cupyfa.oracles.scheduling import cache
 from cupyfa.oracles.scheduling.cache import key_value_traffic
 from cupyfa.oracles.scheduling.costs import causal_key_blocks
-from cupyfa.oracles.scheduling.makespan import list_schedule, makespan_lower_bound
+from cupyfa.oracles.scheduling.makespan import (
+    Placement,
+    Schedule,
+    TileSetViolation,
+    list_schedule,
+    makespan_lower_bound,
+)
 from cupyfa.oracles.scheduling.orders import (
     TileGrid,
     WorkTile,
@@ -96,9 +102,24 @@ def test_misses_lie_between_compulsory_ones_and_all_reads(heads, seqlen, workers
     assert everything.misses == everything.compulsory
 
 
-def test_bad_input_is_named():
-    schedule = list_schedule([1, 1], None, 1)
-    with pytest.raises(ValueError, match="2 placements for 1 tiles"):
-        key_value_traffic(schedule, lexical_order(TileGrid(1, 1, 1)), [[1]], 4)
-    with pytest.raises(ValueError, match="capacity is 0"):
-        key_value_traffic(schedule, lexical_order(TileGrid(1, 1, 2)), [[1, 1]], 0)
+TILES = lexical_order(TileGrid(1, 1, 2))
+TWICE = Schedule((Placement(0, 0, 0, 1), Placement(0, 0, 1, 2)), 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"order": TILES[:1]}, TileSetViolation, "2 placements for 1 tiles"),
+        ({"schedule": TWICE}, TileSetViolation, "each of the 2 tiles exactly once"),
+        ({"blocks": [[1]]}, ValueError, "no cost of WorkTile"),
+        ({"blocks": [[1, -1]]}, ValueError, "none of them negative"),
+        ({"blocks": [[1, 1.5]]}, ValueError, "whole number"),
+        ({"capacity": 0}, ValueError, "capacity is 0"),
+        ({"group": 0}, ValueError, "group is 0"),
+    ],
+)
+def test_bad_input_is_named(changed, error, message):
+    arguments = {"schedule": list_schedule([1, 1], None, 1), "order": TILES, "blocks": [[1, 1]], "capacity": 4}
+    assert key_value_traffic(**arguments).reads == 2
+    with pytest.raises(error, match=message):
+        key_value_traffic(**arguments | changed)

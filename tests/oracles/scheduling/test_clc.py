@@ -23,7 +23,7 @@ from cupyfa.oracles.scheduling.clc import (
     clc_schedule,
 )
 from cupyfa.oracles.scheduling.costs import causal_key_blocks
-from cupyfa.oracles.scheduling.makespan import list_schedule
+from cupyfa.oracles.scheduling.makespan import TileSetViolation, list_schedule
 from cupyfa.oracles.scheduling.orders import TileGrid, lexical_order, order_costs, sectioned_order
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=120)
@@ -215,11 +215,22 @@ def test_when_the_release_declines(causal, varlen, heads, heads_kv, kept):
     assert clc_allowed(False, causal, varlen, heads, heads_kv) is False
 
 
-def test_bad_coordinates_are_named():
-    grid = TileGrid(1, 4, 3)
-    with pytest.raises(ValueError, match="outside the launch grid"):
-        clc_coordinates((3, 0, 0), grid)
-    with pytest.raises(ValueError, match="splits is 0"):
-        clc_coordinates((0, 0, 0), grid, splits=0)
-    with pytest.raises(ValueError, match="heads_kv is 0"):
-        clc_allowed(True, True, False, 4, 0)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: clc_coordinates((3, 0, 0), TileGrid(1, 4, 3)), ValueError, "outside the launch grid"),
+        (lambda: clc_coordinates((0, 0), TileGrid(1, 4, 3)), ValueError, "three coordinates"),
+        (lambda: clc_coordinates((0, 0, 0), TileGrid(1, 4, 3), splits=0), ValueError, "splits is 0"),
+        (lambda: clc_allowed(True, True, False, 4, 0), ValueError, "heads_kv is 0"),
+        (lambda: clc_allowed(True, True, False, 4, 3), ValueError, "4 heads are no multiple of the 3"),
+        (lambda: WorkQueue([0, 1, 0]), TileSetViolation, "must differ"),
+        (lambda: WorkQueue([0, -1]), TileSetViolation, "must not be negative"),
+        (lambda: clc_schedule([1, 2], [0], 1), TileSetViolation, "each of the 2 work items exactly once"),
+        (lambda: clc_schedule([1, 2], [1, 2], 1), TileSetViolation, "each of the 2 work items exactly once"),
+        (lambda: clc_schedule([1, -2], [0, 1], 1), ValueError, "none of them negative"),
+        (lambda: clc_schedule([1, 2], [0, 1], 0), ValueError, "workers is 0"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,6 +1,7 @@
 """Key blocks per tile, against the mask itself."""
 
 import doctest
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from cupyfa.oracles.mask import block_range
 from cupyfa.oracles.scheduling import costs
-from cupyfa.oracles.scheduling.costs import TileCost, causal_key_blocks, check_positive, visited_key_blocks
+from cupyfa.oracles.scheduling.costs import TileCost, causal_key_blocks, check_costs, check_positive, visited_key_blocks
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=150)
 LENGTH = st.integers(1, 400)
@@ -90,10 +91,21 @@ def test_sizes_must_be_positive(name):
         causal_key_blocks(**sizes)
 
 
-def test_bad_windows_and_lengths():
-    with pytest.raises(ValueError, match="window is"):
-        visited_key_blocks(8, 8, 8, 8, window=(-1, None))
-    with pytest.raises(ValueError, match="seqlen_k is -1"):
-        visited_key_blocks(8, -1, 8, 8)
-    with pytest.raises(ValueError, match="heads is -3"):
-        check_positive(batch=1, heads=-3)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: visited_key_blocks(8, 8, 8, 8, window=(-1, None)), "window is"),
+        (lambda: visited_key_blocks(8, 8, 8, 8, window=(1, 2, 3)), "window is"),
+        (lambda: visited_key_blocks(8, -1, 8, 8), "seqlen_k is -1"),
+        (lambda: check_positive(batch=1, heads=-3), "heads is -3"),
+        (lambda: check_positive(mean=math.nan), "mean is nan"),
+        (lambda: check_positive(mean=math.inf), "mean is inf"),
+        (lambda: check_costs([1, math.nan]), "finite numbers"),
+        (lambda: check_costs([[1], [1, 2]]), "array of numbers"),
+        (lambda: TileCost(softmax=-1), "the cost softmax is -1"),
+        (lambda: TileCost().of([1, -1]), "none of them negative"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -14,6 +14,7 @@ from cupyfa.oracles.scheduling import makespan
 from cupyfa.oracles.scheduling.costs import TileCost, visited_key_blocks
 from cupyfa.oracles.scheduling.makespan import (
     Placement,
+    Schedule,
     TileSetViolation,
     grid_stride_schedule,
     list_makespan_bound,
@@ -154,17 +155,23 @@ def test_physical_grid(tiles, sms, cluster, grid):
     assert physical_grid(tiles, sms, cluster) == grid
 
 
-def test_bad_input_is_named():
-    with pytest.raises(TileSetViolation, match="each of the 3 tiles exactly once"):
-        list_schedule([1, 2, 3], [0, 1, 1], 2)
-    with pytest.raises(TileSetViolation, match="exactly once"):
-        grid_stride_schedule([1, 2, 3], [0, 1], 2)
-    with pytest.raises(ValueError, match="none of them negative"):
-        list_schedule([1, -2], None, 2)
-    with pytest.raises(ValueError, match="workers is 0"):
-        makespan_lower_bound([1], 0)
-    with pytest.raises(ValueError, match="cluster of 4 does not fit 2"):
-        physical_grid(8, 2, cluster=4)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: list_schedule([1, 2, 3], [0, 1, 1], 2), TileSetViolation, "each of the 3 tiles exactly once"),
+        (lambda: list_schedule([1, 2], [0.4, 1.2], 2), TileSetViolation, "exactly once"),
+        (lambda: grid_stride_schedule([1, 2, 3], [0, 1], 2), TileSetViolation, "exactly once"),
+        (lambda: list_schedule([1, -2], None, 2), ValueError, "none of them negative"),
+        (lambda: list_schedule([[1, 2]], None, 2), ValueError, r"shape \(1, 2\)"),
+        (lambda: makespan_lower_bound([1], 0), ValueError, "workers is 0"),
+        (lambda: physical_grid(8, 2, cluster=4), ValueError, "cluster of 4 does not fit 2"),
+        (lambda: Schedule((), 0), ValueError, "workers is 0"),
+        (lambda: Schedule((Placement(0, 2, 0, 1),), 2), ValueError, "worker 2 of 2"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 # --- The host model of the shipped scheduler (cupyfa/schedule.py) ---

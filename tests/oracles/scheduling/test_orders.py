@@ -125,12 +125,22 @@ def test_global_longest_first_interleaves_what_sections_keep_apart():
         assert list_schedule(order_costs(order, blocks), None, 4).makespan == 20  # both balance
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="5 heads are no multiple of the group of 2"):
-        TileGrid(1, 5, 1, 2)
-    with pytest.raises(ValueError, match="section is 0"):
-        sectioned_order(TileGrid(1, 1, 1), 0)
-    with pytest.raises(ValueError, match="tile 6 does not exist"):
-        decode_sectioned(6, TileGrid(1, 3, 2), 2)
-    with pytest.raises(ValueError, match="seqlen_k is 0"):
-        key_value_bytes(0, 1, 1)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TileGrid(1, 5, 1, 2), "5 heads are no multiple of the group of 2"),
+        (lambda: TileGrid(1, 3, 2).tile(6), "tile 6 does not exist"),
+        (lambda: TileGrid(1, 3, 2).tile(-1), "tile -1 does not exist"),
+        (lambda: sectioned_order(TileGrid(1, 1, 1), 0), "section is 0"),
+        (lambda: decode_sectioned(6, TileGrid(1, 3, 2), 2), "tile 6 does not exist"),
+        (lambda: key_value_bytes(0, 1, 1), "seqlen_k is 0"),
+        (lambda: heads_per_section(1, heads=0), "heads is 0"),
+        (lambda: order_costs([WorkTile(0, 0, 2)], [[1, 2]]), r"no cost of WorkTile\(batch=0, head=0, block=2\)"),
+        (lambda: order_costs([WorkTile(2, 0, 0)], [[1], [2]]), "no cost of WorkTile"),
+        (lambda: order_costs([WorkTile(0, 0, -1)], [[1]]), "no cost of WorkTile"),
+        (lambda: order_costs([WorkTile(0, 0, 0)], []), "no cost of WorkTile"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -103,10 +103,25 @@ def test_distributions_have_their_mean():
         assert lengths == random_lengths(name, 1000, 20_000, seed=1)
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="no distribution 'zipf'"):
-        random_lengths("zipf", 10, 1, 0)
-    with pytest.raises(ValueError, match="no assignment 'random'"):
-        compare(VarlenProblem((1,)), 1, assignment="random")
-    with pytest.raises(ValueError, match="workers is 0"):
-        tail_share(1, 1, 1, 0)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: random_lengths("zipf", 10, 1, 0), "no distribution 'zipf'"),
+        (lambda: random_lengths("uniform", 10, 1, -1), "seed is -1"),
+        (lambda: random_lengths("uniform", float("inf"), 1, 0), "mean is inf"),
+        (lambda: compare(VarlenProblem((1,)), 1, assignment="random"), "no assignment 'random'"),
+        (lambda: compare(VarlenProblem((1,)), 0), "workers is 0"),
+        (lambda: compare(VarlenProblem((1,)), 1).efficiency("best"), "no order 'best'; there are lexical"),
+        (lambda: compare(VarlenProblem((1,)), 1).gain("reversed", "best"), "no order 'best'"),
+        (lambda: tail_share(1, 1, 1, 0), "workers is 0"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_batch_without_tiles_has_no_ratio():
+    empty = compare(VarlenProblem((0,)), 4)
+    assert np.isnan(empty.efficiency("lexical"))
+    assert np.isnan(empty.gain("reversed"))

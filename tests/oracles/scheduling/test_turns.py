@@ -80,8 +80,15 @@ def test_the_order_of_turns_is_visible_in_float32():
     assert float(sum_in_order(terms, shortest)) == 2.0**24 + 2
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="each of 3 key blocks once"):
-        causal_turns(3, [0, 1, 1], 2, descending_turns=True)
-    with pytest.raises(ValueError, match="workers is 0"):
-        causal_turns(3, [0, 1, 2], 0, descending_turns=True)
+@pytest.mark.parametrize(
+    ("blocks", "order", "workers", "message"),
+    [
+        (3, [0, 1, 1], 2, "each of 3 key blocks once"),
+        (3, [0, 1], 2, "each of 3 key blocks once"),
+        (3, [0, 1, 2], 0, "workers is 0"),
+        (0, [], 1, "blocks is 0"),
+    ],
+)
+def test_bad_input_is_named(blocks, order, workers, message):
+    with pytest.raises(ValueError, match=message):
+        causal_turns(blocks, order, workers, descending_turns=True)

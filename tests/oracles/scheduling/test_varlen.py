@@ -95,14 +95,17 @@ def test_a_long_request_that_comes_last_is_what_the_sort_is_for():
     assert makespan(problem.order()) > 1.1 * by_length
 
 
-def test_bad_input_is_named():
-    with pytest.raises(WorkMapViolation, match="each of 2 batches once"):
-        VarlenProblem((1, 2)).order(batches=[0, 0])
-    with pytest.raises(ValueError, match="1 key lengths for 2 query lengths"):
-        VarlenProblem((1, 2), lengths_k=(3,))
-    with pytest.raises(ValueError, match="must not be negative"):
-        VarlenProblem((1, -2))
-    with pytest.raises(ValueError, match="tile -1 does not exist"):
-        PRINTED.locate(-1)
-    with pytest.raises(ValueError, match="heads is 0"):
-        VarlenProblem((1,), heads=0)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: VarlenProblem((1, 2)).order(batches=[0, 0]), WorkMapViolation, "each of 2 batches once"),
+        (lambda: VarlenProblem((1, 2), lengths_k=(3,)), ValueError, "1 key lengths for 2 query lengths"),
+        (lambda: VarlenProblem((1, -2)), ValueError, "must not be negative"),
+        (lambda: VarlenProblem((1,), heads=0), ValueError, "heads is 0"),
+        (lambda: PRINTED.locate(-1), ValueError, "tile -1 does not exist"),
+        (lambda: PRINTED.locate(0, section=0), ValueError, "section is 0"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
