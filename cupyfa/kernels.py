@@ -11,7 +11,7 @@ import pathlib
 import threading
 from typing import Any
 
-from cupyfa._launch import Function, unpack_traits
+from cupyfa._launch import PARAMETER_SIZES, Function, unpack_traits
 from cupyfa.compiler import PtxasReport, check_versions, compile_key, first_error, options
 from cupyfa.errors import CompileError
 from cupyfa.sources import amalgamate
@@ -124,12 +124,10 @@ def _compile(spec: FwdSpec) -> Kernel:
 def _read_traits(module: Any, expression: str) -> bytes:
     import cupy  # noqa: PLC0415
 
-    from cupyfa._launch import PARAMETER_SIZES  # noqa: PLC0415
-
     # RawModule.get_global does not translate name expressions; the mapping is what its get_function uses.
     pointer = module.get_global(module.module.mapping[expression])
     size = PARAMETER_SIZES["KernelTraits"]
-    return bytes(cupy.ndarray((size,), dtype=cupy.uint8, memptr=pointer).get().tobytes())
+    return bytes(cupy.ndarray((size,), dtype=cupy.uint8, memptr=pointer).get())
 
 
 def _keep_report(spec: FwdSpec, log: str) -> PtxasReport | None:
