@@ -9,13 +9,14 @@
 
 from cupyfa._version import __version__
 from cupyfa.attention import AttentionResult, attention
-from cupyfa.errors import CompileError, LaunchError, UnsupportedError
+from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
 
 __all__ = [
     "AttentionResult",
     "CompileError",
     "Explanation",
+    "HazardError",
     "LaunchError",
     "UnsupportedError",
     "__version__",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import sys
 import time
 from typing import Any
 
 import numpy as np
 
 import cupyfa
+from cupyfa import emulate_command
 from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
 from cupyfa.oracles import dense
 from cupyfa.select import CANDIDATES
@@ -22,9 +24,17 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m cupyfa", description=cupyfa.__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, device, compiler and what is supported").set_defaults(run=info)
-    commands.add_parser("demo", help="compute attention on the GPU, or on the CPU, and check it").set_defaults(run=demo)
-    parser.parse_args().run()
+    commands.add_parser("info", help="versions, device, compiler and what is supported").set_defaults(
+        run=lambda _: info()
+    )
+    commands.add_parser("demo", help="compute attention on the GPU, or on the CPU, and check it").set_defaults(
+        run=lambda _: demo()
+    )
+    emulated = commands.add_parser("emulate", help="run a kernel under the emulator and hold it to the oracle")
+    emulate_command.add_arguments(emulated)
+    emulated.set_defaults(run=lambda options: emulate_command.run(options, print))
+    options = parser.parse_args()
+    sys.exit(options.run(options))
 
 
 def info() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 
 from cupyfa._launch import ForwardLauncher
-from cupyfa.errors import type_name
+from cupyfa.errors import HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.operand import Geometry, Layout, Operand
 from cupyfa.oracles import online
@@ -18,6 +18,9 @@ from cupyfa.problem import Problem, check_addresses, check_options, check_overla
 from cupyfa.select import Config, Device, Selection, config_items, select
 
 __all__ = ["AttentionResult", "Prepared", "attention", "prepare"]
+
+
+Backend = Literal["emulator"]
 
 
 class AttentionResult(NamedTuple):
@@ -47,6 +50,7 @@ def attention(
     return_lse: Literal[False] = ...,
     out: Any = ...,
     lse: Any = ...,
+    backend: Backend | None = ...,
     config: Config | None = ...,
 ) -> Any: ...
 
@@ -63,6 +67,7 @@ def attention(
     return_lse: Literal[True],
     out: Any = ...,
     lse: Any = ...,
+    backend: Backend | None = ...,
     config: Config | None = ...,
 ) -> AttentionResult: ...
 
@@ -78,6 +83,7 @@ def attention(
     return_lse: bool = False,
     out: Any = None,
     lse: Any = None,
+    backend: Backend | None = None,
     config: Config | None = None,
 ) -> Any:
     """Compute softmax(softmax_scale * Q K') V for every head.
@@ -103,9 +109,13 @@ def attention(
         Written in place and returned; shape and dtype of ``q``, no memory in common with other arguments.
     lse : array, optional
         float32, (batch, heads_q, seqlen_q), written in place, whatever ``return_lse`` is.
+    backend : {"emulator"}, optional
+        ``"emulator"`` runs the kernel that CuPy arrays would get on an H200, instruction by instruction, on NumPy
+        arrays (it needs ``pip install 'cupyfa[compile]'``); the rules for arrays on a GPU hold. :mod:`cupyfa.emulate`
+        offers schedules, seeds and reports.
     config : Mapping, optional
         Fields of :class:`cupyfa.spec.FwdSpec` to override, for experiments: ``{"pingpong": False}``. Without effect on
-        NumPy arrays.
+        NumPy arrays, except under the emulator.
 
     Returns
     -------
@@ -120,6 +130,8 @@ def attention(
         No kernel fits.
     CompileError, LaunchError
         The compiler or the driver failed.
+    HazardError
+        The emulator found a hazard in the kernel.
 
     Notes
     -----
@@ -140,7 +152,11 @@ def attention(
     True
     """
     softmax_scale, causal = check_options(softmax_scale, causal, layout, return_lse)
-    if isinstance(q, np.ndarray):
+    if backend is not None:
+        if backend != "emulator":
+            raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
+        out, lse = _emulated(q, k, v, softmax_scale, causal, layout, return_lse, out, lse, config)
+    elif isinstance(q, np.ndarray):
         _check_types(np.ndarray, k, v, out, lse)
         if any(isinstance(array, np.ma.MaskedArray) for array in (q, k, v, out, lse)):
             raise TypeError("attention: masked arrays are not supported; pass plain numpy.ndarray")
@@ -298,6 +314,38 @@ def _on_gpu(
         if lse is not None:
             lse.fill(-np.inf)
     return out, lse
+
+
+def _emulated(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    layout: Layout,
+    want_lse: bool,
+    out: Any,
+    lse: Any,
+    config: Config | None,
+) -> tuple[Any, Any]:
+    from cupyfa import emulate  # noqa: PLC0415 - imported when asked for
+
+    prepared = emulate.prepare(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        layout=layout,
+        out=out,
+        lse=lse,
+        want_lse=want_lse,
+        config=config,
+    )
+    run = prepared.launch()
+    if run.verdict in ("error", "incomplete"):
+        raise HazardError(run)
+    return prepared.out, prepared.lse
 
 
 def _on_cpu(

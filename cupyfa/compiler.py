@@ -6,15 +6,27 @@ so the same sources with the same options compile anywhere: to look at a kernel,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from cupyfa.errors import CompileError
 from cupyfa.sources import amalgamate
 from cupyfa.spec import FwdSpec
 
-__all__ = ["Compiled", "PtxasReport", "check_versions", "compile_key", "compile_offline", "first_error", "options"]
+__all__ = [
+    "Compiled",
+    "Ptx",
+    "PtxasReport",
+    "check_versions",
+    "compile_key",
+    "compile_offline",
+    "compile_ptx",
+    "first_error",
+    "options",
+]
 
 MIN_NVRTC = (12, 9)
 MIN_CUPY = (14, 2)
@@ -125,8 +137,8 @@ class PtxasReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A kernel compiled without a GPU.
+class Ptx:
+    """A kernel as PTX.
 
     Attributes
     ----------
@@ -134,23 +146,14 @@ class Compiled:
         The kernel.
     ptx : str
         PTX text.
-    cubin : bytes
-        ELF image.
     symbol, traits_symbol : str
         Mangled names of the kernel and of its ``KernelTraits`` object.
-    report : PtxasReport
-        Registers, spills and advisories.
-    nvrtc : tuple of int
-        Version of the compiler.
     """
 
     spec: FwdSpec
     ptx: str
-    cubin: bytes
     symbol: str
     traits_symbol: str
-    report: PtxasReport
-    nvrtc: tuple[int, int]
 
     @property
     def traits_bytes(self) -> bytes:
@@ -159,6 +162,25 @@ class Compiled:
         if match is None:
             raise CompileError(f"the PTX of {self.spec} has no {self.traits_symbol}")
         return bytes(int(byte) for byte in match[2].split(",")).ljust(int(match[1]), b"\0")  # PTX omits trailing zeros
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled(Ptx):
+    """A kernel compiled to machine code without a GPU.
+
+    Attributes
+    ----------
+    cubin : bytes
+        ELF image.
+    report : PtxasReport
+        Registers, spills and advisories.
+    nvrtc : tuple of int
+        Version of the compiler.
+    """
+
+    cubin: bytes
+    report: PtxasReport
+    nvrtc: tuple[int, int]
 
 
 def first_error(log: str) -> str:
@@ -198,6 +220,46 @@ def compile_offline(spec: FwdSpec) -> Compiled:
     CompileError
         The package ``cuda-bindings`` or NVRTC is missing, NVRTC is too old, or the kernel does not compile.
     """
+    with _program(spec, (*options(spec), *CUPY_OPTIONS)) as compiled:
+        nvrtc, program, log, (symbol, traits_symbol) = compiled
+        return Compiled(
+            spec,
+            _ptx(nvrtc, program),
+            symbol,
+            traits_symbol,
+            cubin=_text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+            report=PtxasReport.parse(log),
+            nvrtc=_call(nvrtc.nvrtcVersion),
+        )
+
+
+def compile_ptx(spec: FwdSpec) -> Ptx:
+    """Compile a kernel to PTX, which takes a tenth of the time that machine code does.
+
+    Parameters
+    ----------
+    spec : FwdSpec
+        The kernel.
+
+    Returns
+    -------
+    Ptx
+        What the emulator runs: the same options but for the target, which is the virtual architecture.
+
+    Raises
+    ------
+    CompileError
+        As :func:`compile_offline`.
+    """
+    virtual = f"-arch={spec.arch.replace('sm_', 'compute_')}"
+    flags = (virtual if flag.startswith("-arch=") else flag for flag in options(spec) if "ptxas" not in flag)
+    with _program(spec, (*flags, *CUPY_OPTIONS)) as (nvrtc, program, _, (symbol, traits_symbol)):
+        return Ptx(spec, _ptx(nvrtc, program), symbol, traits_symbol)
+
+
+@contextlib.contextmanager
+def _program(spec: FwdSpec, flags: tuple[str, ...]) -> Iterator[tuple[Any, Any, str, tuple[str, str]]]:
+    """Compile, and keep the program while it is read: nvrtc, the program, its log, the mangled names."""
     try:
         from cuda.bindings import nvrtc  # noqa: PLC0415 - optional, and only needed here
     except ImportError as error:
@@ -205,30 +267,24 @@ def compile_offline(spec: FwdSpec) -> Compiled:
             "compiling without a GPU needs the cuda-bindings package: pip install 'cupyfa[compile]'"
         ) from error
 
-    version = _call(nvrtc.nvrtcVersion)
-    check_versions(version)
+    check_versions(_call(nvrtc.nvrtcVersion))
     program = _call(nvrtc.nvrtcCreateProgram, amalgamate(spec.entry).encode(), spec.entry.encode(), 0, None, None)
     try:
         expressions = (spec.name_expression.encode(), b"&" + spec.traits_expression.encode())
         for expression in expressions:
             _call(nvrtc.nvrtcAddNameExpression, program, expression)
-        flags = [flag.encode() for flag in (*options(spec), *CUPY_OPTIONS)]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{spec} does not compile: {first_error(log)}", spec=spec, log=log)
         symbol, traits_symbol = (_call(nvrtc.nvrtcGetLoweredName, program, e).decode() for e in expressions)
-        return Compiled(
-            spec=spec,
-            ptx=_text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0"),
-            cubin=_text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
-            symbol=symbol,
-            traits_symbol=traits_symbol,
-            report=PtxasReport.parse(log),
-            nvrtc=version,
-        )
+        yield nvrtc, program, log, (symbol, traits_symbol)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _ptx(nvrtc: Any, program: Any) -> str:
+    return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0")
 
 
 def _call(function: Any, *arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "LaunchError", "UnsupportedError", "type_name"]
+__all__ = ["CompileError", "HazardError", "LaunchError", "UnsupportedError", "type_name"]
 
 
 class UnsupportedError(ValueError):
@@ -37,6 +37,25 @@ class CompileError(RuntimeError):
 
 class LaunchError(RuntimeError):
     """The CUDA driver refused a call; the message names its CUresult."""
+
+
+class HazardError(RuntimeError):
+    """The emulator found a hazard in a kernel, or could not run it; the message is the report.
+
+    Parameters
+    ----------
+    run : object
+        The :class:`cupyfa.emulator.Run`.
+
+    Attributes
+    ----------
+    run : object
+        As given.
+    """
+
+    def __init__(self, run: object) -> None:
+        super().__init__(str(run))
+        self.run = run
 
 
 def type_name(kind: type) -> str:

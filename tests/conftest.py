@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 import pytest
+from backends import BACKENDS, Backend
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -44,3 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
         pytest.skip(reason)
+
+
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """What runs a kernel: the emulator under each schedule, and the GPU where there is one."""
+    return request.param

@@ -202,9 +202,9 @@ def test_first_row_of_a_causal_square_is_the_first_value() -> None:
 
 def test_signature() -> None:
     parameters = inspect.signature(attention).parameters
-    names = ("q", "k", "v", "softmax_scale", "causal", "layout", "return_lse", "out", "lse", "config")
+    names = ("q", "k", "v", "softmax_scale", "causal", "layout", "return_lse", "out", "lse", "backend", "config")
     assert tuple(parameters) == names
-    assert [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()] == [False] * 3 + [True] * 7
+    assert [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()] == [False] * 3 + [True] * 8
     assert len(typing.get_overloads(attention)) == 2
 
 

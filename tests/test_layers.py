@@ -28,10 +28,13 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "kernels": {"compiler", "_launch"},
     "schedule": {"problem", "select"},
     "plan": {"problem", "schedule", "select", "_launch"},
-    "attention": {"kernels", "select", "plan", "_launch", "oracles"},
+    "emulator": {"errors"},
+    "emulate": {"compiler", "emulator", "plan", "_launch"},
+    "attention": {"kernels", "select", "plan", "_launch", "oracles", "emulate"},
     "testing": {"oracles", "spec"},
     "explain": {"attention"},
-    "__main__": {"__init__", "explain", "testing"},
+    "emulate_command": {"emulate", "testing"},
+    "__main__": {"__init__", "emulate_command", "explain", "testing"},
 }
 
 # What a module may import from outside, beside the standard library, at any depth.

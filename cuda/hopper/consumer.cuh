@@ -17,11 +17,15 @@ class Turn {
   __device__ explicit Turn(int warpgroup) : own_(turn_barrier + warpgroup) {
     const bool last = warpgroup == S.consumers() - 1;
     next_ = last ? turn_barrier : own_ + 1;
-    // The first warpgroup has no predecessor in the first round: the last one gives its credit. At exit one credit stays.
+    // The first warpgroup has no predecessor in the first round: the last one gives its credit.
     if (S.pingpong && last) ptx::bar_arrive(next_, participants);
   }
   __device__ void wait() const {
     if constexpr (S.pingpong) ptx::bar_sync(own_, participants);
+  }
+  /// After the last round the credit is back at the first warpgroup. It is taken, so that no arrival stays at exit.
+  __device__ void finish() const {
+    if (own_ == turn_barrier) wait();
   }
   __device__ void pass() const {
     if constexpr (S.pingpong) ptx::bar_arrive(next_, participants);
@@ -61,6 +65,9 @@ class Mainloop {
       without_overlap(O, softmax, mask, blocks, q_rows);
     }
   }
+
+  /// After the last tile.
+  __device__ void finish() const { turn_.finish(); }
 
  private:
   __device__ void overlapped(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
@@ -161,6 +168,7 @@ __device__ void consume(const FwdParams& p, Storage<S>& storage) {
     store_lse<S>(p, tile, place, lse);
     store_output<S>(p, O, inverse, tile, place, q);
   }
+  mainloop.finish();
 }
 
 }  // namespace cupyfa::hopper

@@ -1,0 +1,263 @@
+"""Public calls under the emulator: the spec that ``select`` chooses, its PTX, the packed parameters, on NumPy arrays.
+
+The emulated device is a GPU of a named architecture; nothing else differs from a launch: checks, selection, launch plan
+and packing are those of the GPU path. Tensor maps alone are the emulator's own, because the driver's cannot be made
+without a driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyfa._launch import ForwardLauncher, Function, TensorMapGeometry, unpack_traits
+from cupyfa.compiler import compile_ptx
+from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
+from cupyfa.errors import type_name
+from cupyfa.operand import Layout, Operand
+from cupyfa.plan import plan_forward
+from cupyfa.problem import Problem, check_addresses, check_options
+from cupyfa.select import H200, Config, Device, Selection, select
+from cupyfa.spec import FwdSpec
+
+__all__ = ["ARCHITECTURES", "EmulatedAttention", "Prepared", "attention", "kernel_of", "prepare"]
+
+#: Architecture -> the device that stands for it.
+ARCHITECTURES: dict[str, Device] = {"sm_90a": H200}
+
+
+@functools.cache
+def kernel_of(spec: FwdSpec) -> tuple[EmulatedKernel, dict[str, int]]:
+    """Return the kernel of a spec, compiled to PTX and decoded, and its traits.
+
+    Parameters
+    ----------
+    spec : FwdSpec
+        The compile key.
+
+    Returns
+    -------
+    tuple of EmulatedKernel and dict
+        The kernel, on a device of its own; ``kernel.on(device)`` moves it.
+    """
+    compiled = compile_ptx(spec)
+    kernel = EmulatedDevice(spec.arch).load(compiled.ptx).kernel(compiled.symbol)
+    return kernel, unpack_traits(compiled.traits_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A call that is ready to run under any schedule.
+
+    Attributes
+    ----------
+    problem, selection
+        As on the GPU path.
+    kernel : EmulatedKernel or None
+        None: there is nothing to launch.
+    launcher : ForwardLauncher or None
+        Geometry and parameters.
+    params : bytes
+        The packed parameters.
+    out, lse : ndarray
+        Where the kernel writes.
+    """
+
+    problem: Problem
+    selection: Selection
+    kernel: EmulatedKernel | None
+    launcher: ForwardLauncher | None
+    params: bytes
+    out: np.ndarray[Any, Any]
+    lse: np.ndarray[Any, Any] | None
+
+    def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        kernel : EmulatedKernel, optional
+            Another one in its place: a mutant.
+        **options
+            As for :meth:`cupyfa.emulator.EmulatedKernel.launch`: ``policy``, ``seed`` and others.
+
+        Returns
+        -------
+        Run
+            What was found.
+        """
+        if self.kernel is None or self.launcher is None:
+            self.out[...] = 0
+            if self.lse is not None:
+                self.lse[...] = -np.inf
+            policy, seed = options.get("policy", "eager"), options.get("seed", 0)
+            return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
+        geometry = self.launcher.geometry
+        return (kernel or self.kernel).launch(
+            grid=geometry.grid,
+            block=geometry.threads,
+            cluster=geometry.cluster_size,
+            shared=geometry.shared_bytes,
+            params=self.params,
+            **options,
+        )
+
+
+def prepare(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    layout: Layout = "BSHD",
+    out: Any = None,
+    lse: Any = None,
+    want_lse: bool = True,
+    config: Config | None = None,
+    arch: str = "sm_90a",
+    sms: int | None = None,
+) -> Prepared:
+    """Check NumPy arrays as a GPU call would, select, compile and pack.
+
+    Parameters
+    ----------
+    q, k, v, softmax_scale, causal, layout, out, lse, config
+        As for :func:`cupyfa.attention`.
+    want_lse : bool
+        Allocate ``lse`` if the caller passed none.
+    arch : str
+        A key of :data:`ARCHITECTURES`.
+    sms : int, optional
+        Multiprocessors of the device; few make a persistent kernel walk many tiles.
+
+    Returns
+    -------
+    Prepared
+        Ready to launch.
+    """
+    softmax_scale, causal = check_options(softmax_scale, causal, layout)
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"attention: arch is {arch!r}; kernels exist for {', '.join(ARCHITECTURES)}")
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    for name, x in arrays.items():
+        if not isinstance(x, np.ndarray) and not (x is None and name in ("out", "lse")):
+            raise TypeError(f"attention: {name} is a {type_name(type(x))}; the emulator needs a numpy.ndarray")
+    device = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
+    # Device 0: the rules for arrays on a GPU hold, alignment and strides included.
+    operands = {
+        name: None if x is None else Operand(name, x.shape, x.strides, x.dtype, 0) for name, x in arrays.items()
+    }
+    problem = Problem.from_operands(
+        operands["q"],  # type: ignore[arg-type]
+        operands["k"],  # type: ignore[arg-type]
+        operands["v"],  # type: ignore[arg-type]
+        operands["out"],
+        operands["lse"],
+        softmax_scale=softmax_scale,
+        causal=causal,
+        layout=layout,
+        want_lse=want_lse,
+        current_device=0,
+    )
+    selection = select(problem, device, config)
+    if out is None:
+        out = np.empty(q.shape, q.dtype)
+    if lse is None and want_lse:
+        lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
+    for name, x in (("out", out), ("lse", lse)):
+        if x is not None and not x.flags.writeable:
+            raise ValueError(f"attention: {name} is read-only; it must be writable")
+    if problem.is_empty:
+        return Prepared(problem, selection, None, None, b"", out, lse)
+    kernel, traits = kernel_of(selection.spec)
+    emulated = EmulatedDevice(arch, device.multiprocessors)
+    addresses = [
+        0 if x is None else emulated.register(x, name=name, writable=name in ("out", "lse"))
+        for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))
+    ]
+    check_addresses(problem, *addresses)
+    launcher = plan_forward(problem, traits, Function(0), device)
+
+    def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
+        return emulated.tensor_map(
+            address,
+            dtype=geometry.dtype,
+            shape=geometry.shape,
+            strides=geometry.strides,
+            box=(*geometry.box, 1, 1),
+            swizzle=128,
+        )
+
+    params = launcher.pack(tensor_map, *addresses)
+    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse)
+
+
+class EmulatedAttention(NamedTuple):
+    """Output, LSE and what the emulator found.
+
+    Attributes
+    ----------
+    out, lse : ndarray
+        As :class:`cupyfa.AttentionResult`.
+    run : Run
+        The verdict.
+    """
+
+    out: np.ndarray[Any, Any]
+    lse: np.ndarray[Any, Any]
+    run: Run
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    layout: Layout = "BSHD",
+    config: Config | None = None,
+    arch: str = "sm_90a",
+    sms: int | None = None,
+    policy: str = "eager",
+    seed: int = 0,
+    **options: Any,
+) -> EmulatedAttention:
+    """Compute attention by the kernel of an architecture, instruction by instruction, on the CPU.
+
+    Parameters
+    ----------
+    q, k, v, softmax_scale, causal, layout, config
+        As for :func:`cupyfa.attention`; NumPy arrays.
+    arch : str
+        A key of :data:`ARCHITECTURES`.
+    sms : int, optional
+        Multiprocessors of the device.
+    policy, seed, **options
+        As for :meth:`cupyfa.emulator.EmulatedKernel.launch`.
+
+    Returns
+    -------
+    EmulatedAttention
+        A hazard does not raise: look at ``run.verdict``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyfa import emulate
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((1, 64, 1, 64)).astype(np.float16) for _ in range(3))
+    >>> out, lse, run = emulate.attention(q, k, v, policy="lazy")  # doctest: +SKIP
+    >>> run.verdict  # doctest: +SKIP
+    'clean'
+    """
+    prepared = prepare(
+        q, k, v, softmax_scale=softmax_scale, causal=causal, layout=layout, config=config, arch=arch, sms=sms
+    )
+    run = prepared.launch(policy=policy, seed=seed, **options)
+    assert prepared.lse is not None  # want_lse
+    return EmulatedAttention(prepared.out, prepared.lse, run)
