@@ -1,4 +1,4 @@
-# make demo | test | test-full | gpu-test | gpu-sanitize | notebooks | bench | lint | clean
+# make demo | test | test-full | gpu-test | gpu-sanitize | emulator-sanitize | notebooks | bench | lint | clean
 #
 # Each target first builds and installs what it needs: into a virtual environment (VENV), or, with PYTHON=python3, into
 # BUILD/site for that interpreter as it is. The second way uses no network; it needs meson, ninja, Cython and a C++
@@ -40,7 +40,7 @@ PYTEST = $(PY) -m pytest $(PYTEST_ARGS)
 TIMEOUT = $(shell $(PY) -c 'import pytest_timeout' 2>/dev/null && echo --timeout=$(1) --timeout-method=thread)
 DEVICE_SOURCES = $(shell find cuda -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 
-.PHONY: demo test test-full gpu-test gpu-sanitize notebooks bench lint clean site
+.PHONY: demo test test-full gpu-test gpu-sanitize emulator-sanitize notebooks bench lint clean site
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -60,6 +60,15 @@ gpu-sanitize: $(READY)
 	for tool in memcheck synccheck; do \
 	  timeout 300 $(SANITIZE) --tool $$tool --error-exitcode 1 $(PY) tests/gpu/sanitize.py || exit 1; \
 	done
+
+# The emulator under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own. The interpreter is not
+# instrumented, so the runtimes are loaded before it, and what it never frees is no leak of ours.
+emulator-sanitize: $(READY)
+	$(MAKE) site PYTHON=$(PY) BUILD=$(BUILD)/sanitized \
+	  MESON_ARGS="-Db_sanitize=address,undefined -Db_lundef=false -Dbuildtype=debugoptimized"
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONSAFEPATH=1 \
+	  PYTHONPATH=$(abspath $(BUILD))/sanitized/site:$(CURDIR) $(PY) -m pytest tests/emulator $(PYTEST_ARGS)
 
 notebooks: $(READY)
 	$(PY) -m pytest --nbmake notebooks $(call TIMEOUT,300)
@@ -106,6 +115,7 @@ site:
 	@$(PY) -c '$(NATIVE)' > $(BUILD)/native.new
 	@cmp -s $(BUILD)/native.new $(BUILD)/native.ini || { rm -rf $(BUILD)/meson; cp $(BUILD)/native.new $(BUILD)/native.ini; }
 	@{ test -f $(BUILD)/meson/build.ninja || $(MESON) setup $(BUILD)/meson --native-file=$(BUILD)/native.ini \
-	    --prefix=$(abspath $(BUILD))/prefix -Dpython.platlibdir=$(SITE) -Dpython.purelibdir=$(SITE); } \
+	    --prefix=$(abspath $(BUILD))/prefix -Dpython.platlibdir=$(SITE) -Dpython.purelibdir=$(SITE) \
+	    $(MESON_ARGS); } \
 	  > $(BUILD)/site.log 2>&1 && rm -rf $(SITE) && $(MESON) install -C $(BUILD)/meson >> $(BUILD)/site.log 2>&1 \
 	  || { cat $(BUILD)/site.log; echo "PYTHON=$(PYTHON) needs meson, ninja, Cython and a C++ compiler"; exit 1; }

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 import cupyfa
-from cupyfa import emulate_command
+from cupyfa import emulate, emulate_command
 from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
+from cupyfa.errors import CompileError
 from cupyfa.oracles import dense
 from cupyfa.select import CANDIDATES
 from cupyfa.testing import assert_close, assert_lse_close, random_array, score_magnitude
@@ -142,10 +143,35 @@ def demo() -> None:
     print()
     print(cupyfa.explain(q, k, v, causal=True))
     if not on_gpu:
-        print(
-            "\nThere is no Hopper GPU here, so this ran on the CPU. The kernel that CuPy arrays would get on an H200:\n"
-        )
+        _demo_emulator()
+        print("\nThe kernel that CuPy arrays would get on an H200:\n")
         print(cupyfa.explain(q, k, v, causal=True, arch="sm_90a"))
+
+
+def _demo_emulator() -> None:
+    """Run a small problem on the emulated kernel, under two schedules."""
+    import ml_dtypes  # noqa: PLC0415
+
+    shapes = ((1, 200, 2, 128), (1, 333, 1, 128), (1, 333, 1, 128))
+    q, k, v = (random_array(shape, ml_dtypes.bfloat16, seed) for seed, shape in enumerate(shapes))
+    print("\nThere is no Hopper GPU here, so this ran on the CPU. The Hopper kernel itself, under the emulator:\n")
+    reference, _ = dense.attention(q, k, v, causal=True)
+    plain, _ = dense.same_precision(q, k, v, causal=True)
+    for policy in ("eager", "lazy"):
+        try:
+            out, _, run = emulate.attention(q, k, v, causal=True, sms=1, policy=policy)
+        except CompileError as error:
+            if error.spec is not None:  # the kernel is at fault, not the installation
+                raise
+            print(f"not here: {error}")
+            return
+        assert_close(out, reference, plain, what="out")
+        count, seconds = run.statistics["instructions"], run.statistics["seconds"]
+        print(
+            f"{policy:6} q {q.shape}, k and v {k.shape}: {run.verdict}, within the tolerance; {count:,} "
+            f"instructions of warps in {seconds * 1e3:.0f} ms"
+        )
+    print("`python -m cupyfa emulate` takes other shapes and schedules; docs/emulator.md says what a clean run proves")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,30 @@ from cupyfa.problem import Problem, check_addresses, check_options
 from cupyfa.select import H200, Config, Device, Selection, select
 from cupyfa.spec import FwdSpec
 
-__all__ = ["ARCHITECTURES", "EmulatedAttention", "Prepared", "attention", "kernel_of", "prepare"]
+__all__ = ["ARCHITECTURES", "EmulatedAttention", "Prepared", "attention", "kernel_of", "prepare", "ran_clean"]
 
 #: Architecture -> the device that stands for it.
 ARCHITECTURES: dict[str, Device] = {"sm_90a": H200}
+
+#: Specs whose kernel has run in this process with all checks, and of those, the ones in which something was found.
+_ran: set[FwdSpec] = set()
+_found: set[FwdSpec] = set()
+
+
+def ran_clean(spec: FwdSpec) -> bool:
+    """Return whether a spec's kernel has run here under the emulator, each time clean.
+
+    Parameters
+    ----------
+    spec : FwdSpec
+        The compile key.
+
+    Returns
+    -------
+    bool
+        :func:`cupyfa.explain` calls that *emulated*.
+    """
+    return spec in _ran and spec not in _found
 
 
 @functools.cache
@@ -96,7 +116,7 @@ class Prepared:
             policy, seed = options.get("policy", "eager"), options.get("seed", 0)
             return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
         geometry = self.launcher.geometry
-        return (kernel or self.kernel).launch(
+        run = (kernel or self.kernel).launch(
             grid=geometry.grid,
             block=geometry.threads,
             cluster=geometry.cluster_size,
@@ -104,6 +124,11 @@ class Prepared:
             params=self.params,
             **options,
         )
+        if kernel is None and options.get("checks", True):
+            _ran.add(self.selection.spec)
+            if run.verdict != "clean":
+                _found.add(self.selection.spec)
+        return run
 
 
 def prepare(
@@ -125,10 +150,12 @@ def prepare(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, layout, out, lse, config
+    q, k, v, softmax_scale, causal, layout, out, lse
         As for :func:`cupyfa.attention`.
     want_lse : bool
         Allocate ``lse`` if the caller passed none.
+    config : Mapping, optional
+        As for :func:`cupyfa.attention`.
     arch : str
         A key of :data:`ARCHITECTURES`.
     sms : int, optional

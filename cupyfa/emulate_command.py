@@ -92,7 +92,7 @@ def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
         verdict = f"{report.verdict}, {'wrong result' if wrong else 'right result'}"
         say(f"{case['policy']:14s} seed {case['seed']}: {verdict}, {count:,} instructions in {seconds * 1e3:.0f} ms")
         if report.verdict != "clean" or wrong:
-            say(f"{report}\n{wrong}\nagain: {_command(case)}")
+            say("\n".join(part for part in (str(report), wrong, f"again: {_command(case)}") if part))
         reports.append({"arguments": case, "wrong": wrong, **json.loads(report.to_json())})
     if options.json:
         options.json.write_text(json.dumps(reports, indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Rung(enum.Enum):
 
     SOURCE = "source: selected, not compiled here"
     SASS = "SASS: compiled to machine code, not run in this process"
+    EMULATED = "emulated: compiled to machine code; its PTX ran under the emulator in this process, clean"
     RUN = "run: launched on this GPU in this process"
 
 
@@ -112,7 +114,8 @@ def explain(
     arch : {"sm_90a"}, optional
         Explain the kernel that CuPy arrays of this geometry would get on an H200, whatever the arrays are and whatever
         GPU is here. It is compiled without a GPU if NVRTC and cuda-bindings are installed
-        (``pip install 'cupyfa[compile]'``); otherwise the rung is ``source``.
+        (``pip install 'cupyfa[compile]'``); otherwise the rung is ``source``. After a clean run of the same kernel
+        under :mod:`cupyfa.emulate` in this process it is ``emulated``.
 
     Returns
     -------
@@ -160,7 +163,14 @@ def explain(
         if error.spec is not None:  # the kernel is at fault, not the installation
             raise
         return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error))
-    return Explanation("cuda", problem, selection, compiled.report, unpack_traits(compiled.traits_bytes), Rung.SASS)
+    traits = unpack_traits(compiled.traits_bytes)
+    return Explanation("cuda", problem, selection, compiled.report, traits, _compiled_rung(selection))
+
+
+def _compiled_rung(selection: Selection) -> Rung:
+    """Return the rung of a kernel that no GPU has run; whoever has emulated it has imported the emulator."""
+    emulate = sys.modules.get("cupyfa.emulate")
+    return Rung.EMULATED if emulate is not None and emulate.ran_clean(selection.spec) else Rung.SASS
 
 
 def _explain_gpu(
@@ -169,5 +179,5 @@ def _explain_gpu(
     problem, selection, kernel, _ = prepare(q, k, v, None, None, scale, causal, layout, False, config)
     if kernel is None:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
-    rung = Rung.RUN if kernel.function.launched else Rung.SASS
+    rung = Rung.RUN if kernel.function.launched else _compiled_rung(selection)
     return Explanation("cuda", problem, selection, kernel.ptxas, kernel.traits, rung)

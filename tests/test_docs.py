@@ -113,3 +113,25 @@ def test_every_figure_names_a_test() -> None:
     rows = [row for rows in sections((ROOT / "docs/figures.md").read_text(encoding="utf-8")).values() for row in rows]
     assert rows
     assert [row for row in rows if not re.search(rf"{TEST.pattern}|^ none: ", row.rsplit("|", 2)[1])] == []
+
+
+# --- the emulator ---
+
+EMULATOR = (ROOT / "docs/emulator.md").read_text(encoding="utf-8")
+
+
+def table(title: str) -> dict[str, list[str]]:
+    """The table below a heading of docs/emulator.md: the name in a row's first cell, and its other cells."""
+    section = re.split(r"^#+ ", EMULATOR.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = re.findall(r"^\| `(\w+)`(?: \(\w+\))? \|(.*)\|$", section, re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
+
+
+def test_every_hazard_is_explained() -> None:
+    rows = table("Hazards")
+    assert list(rows) == list(pytest.importorskip("cupyfa.emulator._core").HAZARDS)
+    assert [name for name, cells in rows.items() if len(cells) != 2 or not all(cells)] == []
+
+
+def test_every_policy_is_explained() -> None:
+    assert list(table("Policies")) == list(pytest.importorskip("cupyfa.emulator.policies").POLICIES)

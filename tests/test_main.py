@@ -10,15 +10,16 @@ import sys
 
 import numpy as np
 import pytest
+from nvrtc_tools import import_nvrtc
 
 import cupyfa
 from cupyfa.select import CANDIDATES
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, start: tuple[str, str] = ("-m", "cupyfa")) -> subprocess.CompletedProcess[str]:
     """Run ``python -m cupyfa`` where no GPU is seen, outside the source tree."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "error", "-m", "cupyfa", *arguments]
+    command = [sys.executable, "-W", "error", *start, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=300)
 
 
@@ -59,11 +60,30 @@ def test_demo_on_the_cpu_says_so() -> None:
     assert "kernel  forward sm_90a bfloat16 d128" in done.stdout
 
 
+def test_demo_shows_the_kernel_under_the_emulator() -> None:
+    import_nvrtc()
+    lines = run("demo").stdout.splitlines()
+    for policy in ("eager", "lazy"):
+        (line,) = (line for line in lines if line.startswith(f"{policy} "))
+        assert "(1, 200, 2, 128)" in line
+        assert ": clean, within the tolerance; " in line
+
+
+def test_demo_without_a_compiler_says_what_is_missing() -> None:
+    script = "import sys; sys.modules['cuda.bindings'] = None; from cupyfa.__main__ import demo; demo()"
+    done = run(start=("-c", script))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "not here: compiling without a GPU needs the cuda-bindings package: pip install 'cupyfa[compile]'"
+        in done.stdout
+    )
+    assert "rung    source: selected, not compiled here" in done.stdout
+
+
 def test_help() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert "info" in done.stdout
-    assert "demo" in done.stdout
+    assert all(command in done.stdout for command in ("info", "demo", "emulate"))
 
 
 @pytest.mark.parametrize("arguments", [(), ("nothing",), ("info", "--what")])

@@ -14,7 +14,7 @@ class Code:
 
 def run(
     code: Code,
-    buffers: list[tuple[int, NDArray[np.uint8], bool, bool, str]],
+    buffers: list[tuple[int, NDArray[np.uint8], bool, bool, bool, str]],
     params: bytes,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],

@@ -29,7 +29,7 @@ cdef extern from "core/vector.hpp" namespace "cupyfa::emulator" nogil:
     cdef cppclass VectorUnit:
         const char *name
 
-    const VectorUnit &vector_unit()
+    const VectorUnit &vector_unit() except +
 
 cdef extern from "core/machine.hpp" namespace "cupyfa::emulator" nogil:
     cdef cppclass CProgram "cupyfa::emulator::Program":
@@ -48,7 +48,7 @@ cdef extern from "core/machine.hpp" namespace "cupyfa::emulator" nogil:
     cdef cppclass Buffer:
         uint64_t base, size
         uint8_t *data
-        bool writable, protocol
+        bool writable, protocol, initialised
         string name
 
     cdef cppclass Policy:
@@ -58,8 +58,8 @@ cdef extern from "core/machine.hpp" namespace "cupyfa::emulator" nogil:
 
     cdef cppclass Options:
         Policy policy
-        uint64_t seed, max_instructions
-        bool checks, strict_warpgroup, review, stop_at_error, record, lenient_tcgen05
+        uint64_t seed, max_instructions, max_idle
+        bool checks, strict_warpgroup, review, stop_at_error, record, lenient_tcgen05, programmatic
         uint32_t sms, resident, slots, launch_registers
 
     cdef cppclass Event:
@@ -156,7 +156,7 @@ def run(Code code not None, list buffers, bytes params, tuple grid, tuple block,
     ----------
     code : Code
         The program.
-    buffers : list of (address, ndarray of bytes, writable, protocol, name)
+    buffers : list of (address, ndarray of bytes, writable, protocol, initialised, name)
         Global memory.
     params : bytes
         The parameter block.
@@ -183,7 +183,7 @@ def run(Code code not None, list buffers, bytes params, tuple grid, tuple block,
     cdef Machine *machine
     cdef const Finding *f
     cdef size_t i
-    for address, array, writable, protocol, name in buffers:
+    for address, array, writable, protocol, initialised, name in buffers:
         if not array.size:
             continue
         buffer.base, buffer.size = address, array.size
@@ -194,7 +194,8 @@ def run(Code code not None, list buffers, bytes params, tuple grid, tuple block,
             constant = array
             buffer.data = <uint8_t *>&constant[0]
         kept.append(array)
-        buffer.writable, buffer.protocol, buffer.name = writable, protocol, name.encode()
+        buffer.writable, buffer.protocol, buffer.initialised = writable, protocol, initialised
+        buffer.name = name.encode()
         memory.push_back(buffer)
     o.policy.copies, o.policy.products = policy["copies"], policy["products"]
     o.policy.newest_first, o.policy.pieces = policy["newest_first"], policy["pieces"]
@@ -204,7 +205,8 @@ def run(Code code not None, list buffers, bytes params, tuple grid, tuple block,
     o.seed, o.max_instructions = options["seed"], options["max_instructions"]
     o.checks, o.strict_warpgroup = options["checks"], options["strict_warpgroup"]
     o.review, o.stop_at_error, o.record = options["review"], options["stop_at_error"], options["record"]
-    o.lenient_tcgen05 = options["lenient_tcgen05"]
+    o.lenient_tcgen05, o.programmatic = options["lenient_tcgen05"], options["programmatic"]
+    o.max_idle = options["max_idle"]
     o.sms, o.resident, o.slots = options["sms"], options["resident"], options["slots"]
     o.launch_registers = options["launch_registers"]
     g.x, g.y, g.z = grid

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cupyfa.emulator import _core, tensormap
+from cupyfa.emulator.arguments import SHARED_LIMIT, check_geometry, check_options, dimensions, integer, pack
 from cupyfa.emulator.decode import decode
 from cupyfa.emulator.policies import policy_fields
 from cupyfa.emulator.program import Program
@@ -22,9 +24,19 @@ __all__ = ["EmulatedDevice", "EmulatedKernel", "EmulatedModule"]
 
 _GLOBAL_FIRST = 0x7E00_0000_0000
 _GUARD = 1 << 20  # no overrun of a buffer reaches the next one
-#: Shared memory that a CTA may have, by architecture (CUDA programming guide, "Technical Specifications").
-_SHARED_LIMIT = {"sm_90a": 227 * 1024, "sm_100a": 227 * 1024, "sm_103a": 227 * 1024}
+#: What the machine writes for an instruction, and for a place in shared memory.
+_INSTRUCTION, _MBARRIER = re.compile(r"#(\d+)\b"), re.compile(r"mbarrier at byte (\d+)")
 _KINDS = ("issue", "complete", "wait", "release")
+
+
+class _Buffer(NamedTuple):
+    """What is registered, as the machine takes it."""
+
+    data: NDArray[np.uint8]
+    writable: bool
+    protocol: bool
+    initialised: bool
+    name: str
 
 
 class EmulatedDevice:
@@ -64,16 +76,24 @@ class EmulatedDevice:
     """
 
     def __init__(self, arch: str = "sm_90a", sms: int = 132) -> None:
-        if arch not in _SHARED_LIMIT:
-            raise ValueError(f"arch is {arch!r}; the emulator knows {', '.join(_SHARED_LIMIT)}")
-        if sms < 1:
+        if arch not in SHARED_LIMIT:
+            raise ValueError(f"arch is {arch!r}; the emulator knows {', '.join(SHARED_LIMIT)}")
+        if integer(sms, "sms") < 1:
             raise ValueError(f"sms is {sms}; it must be positive")
         self.arch, self.sms = arch, sms
         self._next = _GLOBAL_FIRST
-        self._buffers: dict[int, tuple[NDArray[np.uint8], bool, bool, str]] = {}
+        self._buffers: dict[int, _Buffer] = {}
         self._addresses: dict[int, int] = {}
 
-    def register(self, array: NDArray[Any], *, name: str = "", writable: bool = True, protocol: bool = False) -> int:
+    def register(
+        self,
+        array: NDArray[Any],
+        *,
+        name: str = "",
+        writable: bool = True,
+        protocol: bool = False,
+        initialised: bool = True,
+    ) -> int:
         """Make an array global memory of the device; it is shared, not copied.
 
         Parameters
@@ -86,13 +106,24 @@ class EmulatedDevice:
         writable : bool
             A kernel that writes to it anyway is reported.
         protocol : bool
-            It holds flags or accumulators by which CTAs synchronise.
+            It holds flags or accumulators by which CTAs synchronise: races between clusters that are resident together
+            are reported.
+        initialised : bool
+            False: it holds nothing, and a read of what the launch has not written is reported.
 
         Returns
         -------
         int
             Its address.
         """
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"register: {name or 'array'} is a {type(array).__name__}; it must be a numpy.ndarray")
+        if array.dtype.hasobject:
+            raise TypeError(
+                f"register: {name or 'the array'} has dtype {array.dtype}; objects are no memory of a device"
+            )
+        if writable and not array.flags.writeable:
+            raise ValueError(f"register: {name or 'the array'} is read-only; pass writable=False")
         base = array
         while isinstance(base.base, np.ndarray):
             base = base.base
@@ -100,32 +131,46 @@ class EmulatedDevice:
             base = array
         if not base.flags.c_contiguous:
             raise ValueError(f"register: {name or 'the array'} is not a view of a C-contiguous array")
+        if writable and not base.flags.writeable:
+            raise ValueError(f"register: {name or 'the array'} is a view of a read-only array; pass writable=False")
         start: int = base.__array_interface__["data"][0]
         offset: int = array.__array_interface__["data"][0] - start
         if start in self._addresses:
             address = self._addresses[start]
             known = self._buffers[address]
-            self._buffers[address] = (known[0], known[1] or writable, known[2] or protocol, known[3])
+            self._buffers[address] = known._replace(
+                writable=known.writable or writable,
+                protocol=known.protocol or protocol,
+                initialised=known.initialised and initialised,
+            )
             return address + offset
-        if writable and not base.flags.writeable:
-            raise ValueError(f"register: {name or 'the array'} is read-only; pass writable=False")
         address = self._next
         data = base.reshape(-1).view(np.uint8)
-        self._buffers[address] = (data, writable, protocol, name or f"buffer {len(self._buffers)}")
+        self._buffers[address] = _Buffer(data, writable, protocol, initialised, name or f"buffer {len(self._buffers)}")
         if data.size:
             self._addresses[start] = address
         self._next += (data.size + _GUARD + 255) // 256 * 256
         return address + offset
 
     def tensor_map(self, address: int, **fields: Any) -> bytes:
-        """Return a tensor map; see :func:`cupyfa.emulator.tensormap.encode`."""
-        return tensormap.encode(address, **fields)
+        """Return a tensor map over registered memory; see :func:`cupyfa.emulator.tensormap.encode`."""
+        encoded = tensormap.encode(address, **fields)
+        end = address + tensormap.extent(**fields)
+        for base, buffer in self._buffers.items():
+            if base <= address < base + buffer.data.size:
+                if end > base + buffer.data.size:
+                    size, excess = buffer.data.size, end - base - buffer.data.size
+                    raise ValueError(f"tensor map: it ends {excess} bytes behind {buffer.name}, which has {size}")
+                return encoded
+        raise ValueError(f"tensor map: address {address:#x} is not in registered memory")
 
     def load(self, ptx: str) -> EmulatedModule:
         """Parse a PTX module; its kernels are decoded when they are first used."""
+        if not isinstance(ptx, str):
+            raise TypeError(f"load: ptx is a {type(ptx).__name__}; it must be a str")
         return EmulatedModule(self, parse(ptx))
 
-    def memory(self) -> list[tuple[int, NDArray[np.uint8], bool, bool, str]]:
+    def memory(self) -> list[tuple[int, NDArray[np.uint8], bool, bool, bool, str]]:
         """Return what is registered, as the machine takes it."""
         return [(address, *buffer) for address, buffer in self._buffers.items()]
 
@@ -157,14 +202,6 @@ class EmulatedModule:
     def launch(self, name: str | None = None, **arguments: Any) -> Run:
         """Launch a kernel; see :meth:`EmulatedKernel.launch`."""
         return self.kernel(name).launch(**arguments)
-
-
-def _dim3(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
-    values: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
-    full = (*values, 1, 1, 1)[:3]
-    if len(values) > 3 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in full):
-        raise ValueError(f"launch: {what} is {value!r}; it must be one to three positive integers")
-    return int(full[0]), int(full[1]), int(full[2])
 
 
 class EmulatedKernel:
@@ -213,7 +250,9 @@ class EmulatedKernel:
         review: bool = False,
         stop_at_error: bool = False,
         record: bool = False,
-        max_instructions: int = 0,
+        programmatic: bool = False,
+        max_instructions: int = 1_000_000_000,
+        max_idle: int = 50_000_000,
         resident: int = 1,
         slots: int = 512,
         launch_registers: int = 0,
@@ -244,8 +283,12 @@ class EmulatedKernel:
             End the run at the first error.
         record : bool
             Keep events for a timeline.
-        max_instructions : int
-            Stop with PROGRESS_TIMEOUT after so many warp instructions; 0: never.
+        programmatic : bool
+            The launch depends on the grid before it and may begin before that has ended: what precedes
+            ``griddepcontrol.wait`` must not read global memory.
+        max_instructions, max_idle : int
+            Stop with PROGRESS_TIMEOUT after so many warp instructions, and after so many in a row in which nothing else
+            happens (no arrival, no copy, no change of a flag); 0: never.
         resident : int
             Clusters that run at the same time, for kernels that wait for other CTAs.
         slots : int
@@ -259,9 +302,12 @@ class EmulatedKernel:
             The verdict and what was found.
         """
         program = self.program
-        cluster_dims = _dim3(cluster if cluster is not None else (program.cluster or 1), "cluster")
-        grid_dims, block_dims = _dim3(grid, "grid"), _dim3(block, "block")
-        self._check(grid_dims, block_dims, cluster_dims, shared)
+        cluster_dims = dimensions(cluster if cluster is not None else (program.cluster or 1), "cluster")
+        grid_dims, block_dims = dimensions(grid, "grid"), dimensions(block, "block")
+        check_geometry(
+            program, self.device.arch, grid_dims, block_dims, cluster_dims, integer(shared, "launch: shared")
+        )
+        fields = policy_fields(policy)
         options = {
             "seed": seed,
             "checks": checks,
@@ -270,22 +316,26 @@ class EmulatedKernel:
             "review": review,
             "stop_at_error": stop_at_error,
             "record": record,
+            "programmatic": programmatic,
             "max_instructions": max_instructions,
+            "max_idle": max_idle,
             "sms": self.device.sms,
             "resident": resident,
             "slots": slots,
             "launch_registers": launch_registers or program.max_registers or 0,
         }
+        check_options(options)
+        block_of_params = pack(program, params, self._register)
         start = time.perf_counter()
         findings, counts, events = _core.run(
             self._code,
             self.device.memory(),
-            self._pack(params),
+            block_of_params,
             grid_dims,
             block_dims,
             cluster_dims,
             shared,
-            policy_fields(policy),
+            fields,
             options,
         )
         counts["seconds"] = time.perf_counter() - start
@@ -294,69 +344,44 @@ class EmulatedKernel:
             arch=self.device.arch,
             policy=policy,
             seed=seed,
-            findings=tuple(Finding(f[0], f[1], self.place(f[2]), self.place(f[3]), *f[4:]) for f in findings),
+            findings=tuple(self._finding(finding) for finding in findings),
             statistics=counts,
             events=tuple(self._event(*event) for event in events),
         )
+
+    def _register(self, array: NDArray[Any], name: str) -> int:
+        return self.device.register(array, name=name, writable=bool(array.flags.writeable))
+
+    def _finding(self, finding: tuple[Any, ...]) -> Finding:
+        """Return a finding of the machine, with places for its numbers of instructions and names for its offsets."""
+        hazard, severity, at, other, cta, warp, lanes, subject, detail, times = finding
+        return Finding(
+            hazard,
+            severity,
+            self.place(at),
+            self.place(other),
+            cta,
+            warp,
+            lanes,
+            self._named(subject),
+            self._named(_INSTRUCTION.sub(lambda found: str(self.place(int(found[1])) or found[0]), detail)),
+            times,
+        )
+
+    def _named(self, text: str) -> str:
+        """Return a text with the variables that its mbarriers lie in."""
+
+        def name(found: re.Match[str]) -> str:
+            byte = int(found[1])
+            for symbol, (offset, size) in self.program.shared_symbols.items():
+                if offset <= byte < offset + size:
+                    place = f"{symbol}+{byte - offset}" if byte > offset else symbol
+                    return f"{found[0]} ({place})"
+            return found[0]
+
+        return _MBARRIER.sub(name, text)
 
     def _event(self, when: int, at: int, cta: int, warp: int, kind: int, subject: int, value: int) -> Event:
         place = self.place(at)
         assert place is not None
         return Event(when, place, cta, warp, _KINDS[kind], subject, value)
-
-    def _check(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: tuple[int, int, int], shared: int
-    ) -> None:
-        program, arch = self.program, self.device.arch
-        threads = block[0] * block[1] * block[2]
-        if program.arch != arch:
-            raise ValueError(f"launch: {program.name} is for {program.arch}, the device is {arch}")
-        if any(g % c for g, c in zip(grid, cluster, strict=True)):
-            raise ValueError(f"launch: grid {grid} is not a multiple of the cluster {cluster}")
-        if cluster[0] * cluster[1] * cluster[2] > 16:
-            raise ValueError(f"launch: a cluster of {cluster} has more than 16 CTAs")
-        if program.cluster is not None and _dim3(program.cluster, "cluster") != cluster:
-            raise ValueError(f"launch: cluster is {cluster}, {program.name} requires {program.cluster}")
-        if program.reqntid is not None and _dim3(program.reqntid, "block") != block:
-            raise ValueError(f"launch: block is {block}, {program.name} requires {program.reqntid}")
-        if threads > min(1024, program.max_threads or 1024):
-            raise ValueError(
-                f"launch: {threads} threads, {program.name} allows {min(1024, program.max_threads or 1024)}"
-            )
-        total = program.dynamic_shared_offset + shared
-        if shared < 0 or total > _SHARED_LIMIT[arch]:
-            raise ValueError(f"launch: {total} bytes of shared memory; a CTA of {arch} may have {_SHARED_LIMIT[arch]}")
-
-    def _pack(self, params: bytes | Sequence[Any]) -> bytes:
-        program = self.program
-        if isinstance(params, bytes):
-            if len(params) != program.param_bytes:
-                raise ValueError(f"launch: params has {len(params)} bytes, {program.name} takes {program.param_bytes}")
-            return params
-        if len(params) != len(program.params):
-            raise ValueError(f"launch: {len(params)} params, {program.name} has {len(program.params)} parameters")
-        block = bytearray(program.param_bytes)
-        for value, parameter in zip(params, program.params, strict=True):
-            block[parameter.offset : parameter.offset + parameter.size] = self._bytes_of(
-                value, parameter.name, parameter.size
-            )
-        return bytes(block)
-
-    def _bytes_of(self, value: Any, name: str, size: int) -> bytes:
-        if isinstance(value, np.ndarray):
-            value = self.device.register(value, name=name, writable=bool(value.flags.writeable))
-        if isinstance(value, (bytes, bytearray)):
-            data = bytes(value)
-        elif isinstance(value, np.generic):
-            data = value.tobytes()
-        elif isinstance(value, int):
-            if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
-                raise ValueError(f"launch: {value} does not fit the {size} bytes of parameter {name}")
-            data = (value % (1 << (8 * size))).to_bytes(size, "little")
-        else:
-            raise TypeError(
-                f"launch: parameter {name} is a {type(value).__name__}; it must be an int, a NumPy scalar or array or bytes"
-            )
-        if len(data) != size:
-            raise ValueError(f"launch: parameter {name} has {size} bytes, got {len(data)}")
-        return data

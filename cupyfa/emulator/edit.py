@@ -6,7 +6,7 @@ A program is never changed in place: an edit returns another one, which shares w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from cupyfa.emulator import isa
 from cupyfa.emulator.program import Program
 
-__all__ = ["branches", "constant", "entries", "moved", "named", "rows", "with_entries", "with_fields", "with_operation"]
+__all__ = [
+    "branches",
+    "constant",
+    "entries",
+    "inserted",
+    "moved",
+    "named",
+    "rows",
+    "with_entries",
+    "with_fields",
+    "with_operation",
+]
 
 _NAMES = {number: name for name, number in isa.OPERATIONS.items()}
 _READ, _WRITTEN, _PREDICATE, _CONSTANT = 1, 2, 4, 8
@@ -107,9 +118,9 @@ def branches(program: Program) -> list[tuple[int, int]]:
 def moved(program: Program, index: int, to: int) -> Program | None:
     """Return the program with a record moved in front of the one that is at `to`, or None where that makes no sense.
 
-    A branch from between the two places that leads to where the record goes is one around the record's neighbours: after
-    a move down it leads to the record, after a move up (over a loop) it leaves it out. All other ways in or out of the
-    stretch are refused, and so is a move past a record that writes what the moved one reads, or the other way round.
+    A branch from between the two places that leads to where the record goes is one around the record's neighbours:
+    after a move down it leads to the record, after a move up (over a loop) it leaves it out. All other ways in or out
+    of the stretch are refused, and so is a move past a record that writes what the moved one reads, or vice versa.
     """
     first, last = (to, index) if to < index else (index + 1, to)  # the records that it passes
     passed = [i for i in range(first, last) if i != index]
@@ -136,11 +147,24 @@ def moved(program: Program, index: int, to: int) -> Program | None:
             return place[index]
         return place[target]
 
-    code, pool = program.code[order], program.pool.copy()
-    for old, name in enumerate(named(program)):
-        if name == "bra":
-            code["imm"][place[old]] = follow(old, int(program.code["imm"][old]))
-        elif name == "brx":
+    return _ordered(program, order, follow)
+
+
+def inserted(program: Program, index: int, copied: int) -> Program:
+    """Return the program with a copy of one record in front of another; branches to that one come to the copy first."""
+    order = [*range(index), copied, *range(index, len(program.code))]
+    return _ordered(program, order, lambda source, target: target + (target > index))
+
+
+def _ordered(program: Program, order: Sequence[int], follow: Callable[[int, int], int]) -> Program:
+    """Return the records in another order; `follow` gives a branch its new target, from the old record and target."""
+    code, pool = program.code[list(order)], program.pool.copy()
+    done = set()
+    for new, old in enumerate(order):
+        if program.code["operation"][old] == isa.OPERATIONS["bra"]:
+            code["imm"][new] = follow(old, int(program.code["imm"][old]))
+        elif program.code["operation"][old] == isa.OPERATIONS["brx"] and old not in done:
+            done.add(old)
             start = int(program.code["operands"][old])
             for k in range(start + 2, start + int(program.code["operand_count"][old])):
                 pool[k] = follow(old, int(program.pool[k]))

@@ -1,9 +1,9 @@
 """Faults planted in a decoded kernel: one wrong synchronization instruction each.
 
-An operator is a function from a program and the index of a record to changed programs; the table at the end of the file
-lists all of them. They work on what the machine executes, so nothing is compiled again, and one source line that was
-inlined at several places gives a mutant for each. A mutant that no check notices is a gap of the checks, or the proof that
-an instruction is not needed.
+An operator is a function from a program and the index of a record to changed programs; `OPERATORS` lists all of them.
+They work on what the machine executes, so nothing is compiled again, and one source line that was inlined at several
+places gives a mutant for each. A mutant that no check notices is a gap of the checks, or the proof that an instruction
+is not needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cupyfa.emulator.edit import entries, with_entries, with_fields, with_operat
 from cupyfa.emulator.program import Program
 from cupyfa.emulator.report import Place
 
-__all__ = ["OPERATORS", "Mutant", "mutants", "source_path"]
+__all__ = ["OPERATORS", "Mutant", "mutants", "place_of", "source_path"]
 
 #: What may be left out: everything that orders, signals, waits or moves data asynchronously.
 SYNCHRONIZATION: Final = frozenset(
@@ -43,6 +43,13 @@ _MBARRIER: Final = {
     "clc_try_cancel": 3,
     "tc_commit": 0,
 }
+#: What counts each time that it is executed.
+_COUNTED: Final = frozenset(
+    """
+    mbarrier_init mbarrier_arrive mbarrier_tx cp_async_mbarrier_arrive bulk_reduce tensor_load tensor_reduce tc_alloc
+    tc_dealloc tc_commit
+    """.split()  # noqa: SIM905
+)
 _TENSOR: Final = frozenset(("tensor_load", "tensor_store", "tensor_reduce"))
 _READS_PREDICATE, _WRITES_PREDICATE = 5, 6
 #: A wait's loop ends within so many records: the test of its result and the branch back.
@@ -88,17 +95,10 @@ def drop(program: Program, names: list[str], index: int) -> Variants:
 
 def twice(program: Program, names: list[str], index: int) -> Variants:
     """Execute an arrival, an initialisation or a copy once more."""
-    arrivals = (
-        "mbarrier_arrive",
-        "mbarrier_tx",
-        "cp_async_mbarrier_arrive",
-        "tc_commit",
-        "tc_alloc",
-        "tc_dealloc",
-        "bar",
-    )
-    signals = names[index] == "cluster_barrier" and program.code["attr"][index, 0] == 0
-    if names[index] in arrivals or signals or names[index] in ("mbarrier_init", "tensor_load"):
+    name, kind = names[index], int(program.code["attr"][index, 0])
+    # Twice the same wait is no fault, and neither is a second store of the same values.
+    arrives = (name == "bar" and kind == 1) or (name == "cluster_barrier" and kind == 0)
+    if arrives or name in _COUNTED:
         yield "", with_fields(program, index, repeat=1)
 
 
@@ -204,13 +204,16 @@ def shifted_copy(program: Program, names: list[str], index: int) -> Variants:
 
 
 def shifted_operand(program: Program, names: list[str], index: int) -> Variants:
-    """Read B 16 bytes further, or with another distance between its swizzle atoms."""
+    """Read B 16 bytes further, or with swizzle atoms that are 16 bytes further apart."""
     if names[index] not in ("wgmma", "tc_mma"):
         return
     yield "start", with_fields(program, index, bias=1)
+    if names[index] == "tc_mma":
+        return
+    yield "stride", with_fields(program, index, imm=1)
     attr = program.code["attr"][index]
     # The leading offset counts only where B is contiguous along N and wider than an atom of 64 elements.
-    if names[index] == "wgmma" and attr[6] and 8 * attr[2] > 64:
+    if attr[6] and 8 * attr[2] > 64:
         yield "leading", with_fields(program, index, bias=1 << 16)
 
 
@@ -320,6 +323,14 @@ def source_path(file: str) -> str:
     return file[at + len("cuda/") :] if at >= 0 else file
 
 
+def place_of(program: Program, index: int) -> Place:
+    """Return where a record comes from, with names below ``cuda/``."""
+    site = int(program.code["site"][index])
+    file, line = program.sites[site]
+    callers = tuple([(source_path(name), number) for name, number in program.callers[site]])
+    return Place(index, source_path(file), line, callers, program.text[index])
+
+
 def mutants(program: Program) -> Iterator[Mutant]:
     """Yield all mutants of a kernel, in the order of its instructions.
 
@@ -335,9 +346,7 @@ def mutants(program: Program) -> Iterator[Mutant]:
     """
     names = edit.named(program)
     for index in range(len(names)):
-        site = int(program.code["site"][index])
-        file, line = program.sites[site]
-        place = Place(index, source_path(file), line, program.callers[site], program.text[index])
+        place = place_of(program, index)
         for operator, function in OPERATORS.items():
             for variant, changed in function(program, names, index):
                 kind = f"{operator} {variant}".rstrip()

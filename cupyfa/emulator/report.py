@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 from typing import Any
 
 __all__ = ["Event", "Finding", "Place", "Run"]
+
+#: Findings of one hazard that the text of a report has; JSON has all.
+_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +36,16 @@ class Place:
     text: str
 
     def __str__(self) -> str:
-        """Return ``file:line``, with the outermost call, and the instruction."""
-        called = f" (from {self.callers[0][0]}:{self.callers[0][1]})" if self.callers else ""
+        """Return ``file:line``, with up to three calls that it was inlined through, and the instruction."""
+        called = ", ".join(f"{_short(file)}:{line}" for file, line in self.callers[:3])
         text = self.text if len(self.text) <= 100 else self.text[:97] + "..."
-        return f"{self.file}:{self.line}{called}: {text}"
+        return f"{_short(self.file)}:{self.line}{f' (from {called})' if called else ''}: {text}"
+
+
+def _short(file: str) -> str:
+    """Return a kernel source's name from ``cuda/`` on: the compiler puts the working directory in front of it."""
+    at = file.rfind("/cuda/")
+    return file[at + 1 :] if at >= 0 else file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +110,9 @@ class Event:
         What happened.
     object : int
         Offset of the mbarrier in shared memory; below 0: a named barrier (-1 - number), bulk groups (-100), the
-        products of a warpgroup (-200 - number).
+        products of a warpgroup (-200 - number), the tcgen05 operations of a warp (-300 - number).
     value : int
-        Phase, generation or group.
+        Phase, generation or group; of a product that is issued or complete, its number.
     """
 
     time: int
@@ -154,9 +164,18 @@ class Run:
         return tuple(dict.fromkeys(f.hazard for f in self.findings if f.severity == "error"))
 
     def __str__(self) -> str:
-        """Return the report as text."""
-        head = f"{self.verdict}: {self.kernel} on {self.arch}, policy {self.policy}, seed {self.seed}"
-        return "\n".join([head, *(str(finding) for finding in self.findings)])
+        """Return the report as text: of each hazard the first findings."""
+        kernel = self.kernel if len(self.kernel) <= 60 else self.kernel[:57] + "..."
+        lines = [f"{self.verdict}: {kernel} on {self.arch}, policy {self.policy}, seed {self.seed}"]
+        shown = collections.Counter[tuple[str, str]]()
+        for finding in self.findings:
+            shown[finding.severity, finding.hazard] += 1
+            if shown[finding.severity, finding.hazard] <= _SHOWN:
+                lines.append(str(finding))
+        for (severity, hazard), count in shown.items():
+            if count > _SHOWN:
+                lines.append(f"{severity}: {hazard}: at {count - _SHOWN} more pairs of places")
+        return "\n".join(lines)
 
     def to_json(self) -> str:
         """Return the report as JSON, without events."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["ELEMENT_TYPES", "encode"]
+from cupyfa.emulator.arguments import integer
+
+__all__ = ["ELEMENT_TYPES", "encode", "extent"]
 
 #: CUtensorMapDataType: name -> (number, bytes).
 ELEMENT_TYPES = {
@@ -26,6 +29,12 @@ ELEMENT_TYPES = {
 }
 _MAGIC = 0x4D545543
 _FILLS = {"zero": 0, "nan": 1}
+
+
+def extent(*, dtype: str, shape: Sequence[int], strides: Sequence[int], **_: Any) -> int:
+    """Return the bytes from a tensor's address to the end of its last element, by the fields of :func:`encode`."""
+    rows = sum((n - 1) * stride for n, stride in zip(shape[1:], strides, strict=True))
+    return rows + shape[0] * ELEMENT_TYPES[dtype][1]
 
 
 def encode(
@@ -54,7 +63,7 @@ def encode(
     element_strides : sequence of int, optional
         Traversal strides, 1 to 8; all 1 by default.
     swizzle : {0, 32, 64, 128}
-        Bytes of the swizzle span.
+        Bytes of the swizzle span. Rows of a box begin at its multiples, also where they are narrower.
     fill : {"zero", "nan"}
         What elements outside the tensor read as.
 
@@ -63,6 +72,16 @@ def encode(
     bytes
         The map.
     """
+    for what, values in (
+        ("shape", shape),
+        ("strides", strides),
+        ("box", box),
+        ("element_strides", element_strides or ()),
+    ):
+        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+            raise TypeError(f"tensor map: {what} is a {type(values).__name__}; it must be a sequence of int")
+        for value in values:
+            integer(value, f"tensor map: an entry of {what}")
     rank = len(shape)
     steps = [1] * rank if element_strides is None else list(element_strides)
 
@@ -75,7 +94,8 @@ def encode(
     need(1 <= rank <= 5, f"shape has {rank} dimensions; there must be 1 to 5")
     need(len(strides) == rank - 1, f"{len(strides)} strides for {rank} dimensions; there must be {rank - 1}")
     need(len(box) == rank and len(steps) == rank, f"box and element_strides must have {rank} entries")
-    need(address % 16 == 0, f"address {address:#x} is not a multiple of 16")
+    need(integer(address, "tensor map: address") % 16 == 0, f"address {address:#x} is not a multiple of 16")
+    need(0 <= address < 1 << 64, f"address {address:#x} is not a 64-bit address")
     need(all(1 <= n <= 1 << 32 for n in shape), f"shape {tuple(shape)}: every size must be 1 to 2^32")
     need(all(n % 16 == 0 and 0 <= n < 1 << 40 for n in strides), f"strides {tuple(strides)} are not multiples of 16")
     need(all(1 <= n <= 256 for n in box), f"box {tuple(box)}: every size must be 1 to 256")

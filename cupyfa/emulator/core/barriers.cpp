@@ -27,7 +27,9 @@ MBarrier* Machine::barrier_at(Warp* w, Cta& cta, u32 offset, u32 mask, i32 at, b
   if (options_.checks && w) {
     const u32 own = static_cast<u32>(w->clock_base);
     const bool self = w->cta == &cta && b.init.slot >= own && b.init.slot < own + lanes && (mask >> (b.init.slot - own) & 1);
-    if (!self && !reached(section(knowledge(*w, mask), 0), b.init) &&
+    // A relaxed arrival at the cluster barrier carries the initialisations that were fenced before it.
+    const bool announced = b.announced && w->cluster_waited >= b.announced;
+    if (!self && !announced && !reached(section(knowledge(*w, mask), 0), b.init) &&
         !reported(Hazard::MBARRIER_INIT_NOT_VISIBLE, at, b.init_at))
       hazard(Hazard::MBARRIER_INIT_NOT_VISIBLE, Severity::error, w, mask, at, b.init_at, name_of(cta, b),
              "nothing orders its initialisation before this use");
@@ -86,6 +88,7 @@ Step Machine::mbarrier(Warp& w, Group& g, const Instruction& in, u32 mask) {
   }
   const i32* a = o == Operation::mbarrier_arrive ? e + 2 : e;
   u32 published = 0;
+  const u32 now = w.epoch;  // of all lanes: the first that publishes raises it
   for (int l = 0; l < lanes; ++l) {
     if (!(mask >> l & 1)) continue;
     const u32 bit = 1u << l;
@@ -149,7 +152,8 @@ Step Machine::mbarrier(Warp& w, Group& g, const Instruction& in, u32 mask) {
     }
     const u32 count = e[5] != absent ? r.source(e[5])[l] : 1;
     record(w, g.pc, 3, static_cast<i32>(p.offset), b->phase);
-    if (options_.checks && !(published >> l & 1)) {
+    if (options_.checks && remote) owe(cta, Hazard::SHARED_PEER_EXITED, {static_cast<u32>(w.clock_base + l), now, 1}, g.pc, w);
+    if (options_.checks && !(published >> l & 1) && static_cast<Order>(in.attr[2]) != Order::relaxed) {
       // Lanes that arrive together at one barrier publish together.
       u32 together = 0;
       for (int k = l; k < lanes; ++k)
@@ -201,7 +205,7 @@ Step Machine::mbarrier_wait(Warp& w, Group& g, const Instruction& in, u32 mask) 
     }
     done |= bit;
     record(w, g.pc, 2, static_cast<i32>(p.offset), b->phase);
-    if (!options_.checks) continue;
+    if (!options_.checks || static_cast<Order>(in.attr[2]) == Order::relaxed) continue;
     u64& seen = w.phases[p.cta->rank << 24 | p.offset];
     if (parity && b->phase > seen + 1 && (b->phase - seen) % 2 == 1 && b->phase > 0 && seen > 0 &&
         !reported(Hazard::MBARRIER_PHASE_SKEW, g.pc, b->init_at))
@@ -250,105 +254,152 @@ Step Machine::named_barrier(Warp& w, Group& g, const Instruction& in, u32 mask) 
     return Step::next;
   }
   if (g.stage == 1) return Step::block;
-  if (in.attr[1] && !converged(w, g, in, mask, "aligned barrier")) return Step::block;
+  if (in.attr[1] && !aligned_here(w, g, in, mask)) return Step::block;
   const u32 id = uniform(w, r.source(e[2]), mask, g.pc, "barrier number");
   if (id > 15) {
     hazard(Hazard::BARRIER_ID_RANGE, Severity::error, &w, mask, g.pc, -1, "barrier " + std::to_string(id), "a CTA has barriers 0 to 15");
     return Step::next;
   }
   const u32 threads = (block_.count() + lanes - 1) / lanes * lanes;
-  const u32 count = e[3] == absent ? threads : uniform(w, r.source(e[3]), mask, g.pc, "barrier count") + static_cast<u32>(in.bias);
+  const bool everyone = e[3] == absent;
+  const u32 count = everyone ? threads : uniform(w, r.source(e[3]), mask, g.pc, "barrier count") + static_cast<u32>(in.bias);
   NamedBarrier& b = w.cta->named[id];
   const std::string name = "named barrier " + std::to_string(id) + " of CTA " + std::to_string(w.cta->linear);
+  const auto mismatch = [&](i32 other, const std::string& detail) {
+    if (!reported(Hazard::BARRIER_COUNT_MISMATCH, g.pc, other))
+      hazard(Hazard::BARRIER_COUNT_MISMATCH, Severity::error, &w, mask, g.pc, other, name, detail);
+  };
   if (count == 0 || count % lanes || count > threads)
-    hazard(Hazard::BARRIER_COUNT_MISMATCH, Severity::error, &w, mask, g.pc, -1, name,
-           "a count of " + std::to_string(count) + " threads; it must be a multiple of 32, at most " + std::to_string(threads));
-  if (b.arrived && b.expected != count) {
-    hazard(Hazard::BARRIER_COUNT_MISMATCH, Severity::error, &w, mask, g.pc, b.at, name,
-           "expects " + std::to_string(count) + " threads, another user of the same generation " + std::to_string(b.expected));
-  }
+    mismatch(-1, "a count of " + std::to_string(count) + " threads; it must be a multiple of 32, at most " + std::to_string(threads));
+  if (b.arrived && b.expected != count)
+    mismatch(b.at, "expects " + std::to_string(count) + " threads, another user of the same generation " + std::to_string(b.expected));
   // Threads that arrive again before the others have come take the place of somebody else's arrival.
-  const u32 who = 1u << w.index;
-  if ((b.warps & who) && mask == (w.lanes_mask & ~w.exited))
-    hazard(Hazard::BARRIER_COUNT_MISMATCH, Severity::error, &w, mask, g.pc, b.at, name, "the warp arrives a second time in one generation");
-  b.warps |= who;
-  b.expected = count;
+  u32& present = b.present[static_cast<size_t>(w.index)];
+  if (present & mask) mismatch(b.at, "the warp arrives a second time in one generation");
+  const bool first = b.arrived == 0;
+  b.expected = count, b.everyone = everyone;
   b.at = g.pc;
-  // The hardware counts warps: a warp of which only some lanes are alive counts in full.
-  b.arrived += lanes;
+  // The hardware counts warps: one of which only some lanes are alive counts in full.
+  const u32 alive = w.lanes_mask & ~w.exited;
+  b.arrived += static_cast<u32>(std::popcount(mask) + (present ? 0 : std::popcount(~alive)));
+  present |= mask | ~alive;
+  if (first && everyone)
+    for (const Warp& other : w.cta->warps)
+      if (other.done()) b.arrived += lanes, b.present[static_cast<size_t>(other.index)] = all_lanes;
   if (in.attr[0] >= 2) {
     const u32 p = r.predicate(e[1]) & mask;
     b.votes += static_cast<u32>(std::popcount(p));
     b.vote_and &= p == mask, b.vote_or |= p != 0;
   }
+  const bool waits = in.attr[0] != 1;
   if (options_.checks) {
-    sync_lanes(w, mask);
+    if (waits) sync_lanes(w, mask);
     publish(w, mask, b.clock);
   }
   record(w, g.pc, 3, -static_cast<i32>(id) - 1, b.generation);
   event();
-  const bool waits = in.attr[0] != 1;
-  if (b.arrived > b.expected)
-    hazard(Hazard::BARRIER_COUNT_MISMATCH, Severity::error, &w, mask, g.pc, b.at, name, std::to_string(b.arrived) + " threads have arrived, " + std::to_string(b.expected) + " were expected");
-  if (b.arrived < b.expected) {
-    if (!waits) return Step::next;
-    g.stage = 1, g.data = id;
-    return Step::block;
-  }
-  b.result_popc = b.votes, b.result_and = b.vote_and, b.result_or = b.vote_or;
-  b.arrived = 0, b.warps = 0, b.votes = 0, b.vote_and = 1, b.vote_or = 0;
-  ++b.generation;
-  for (Warp& other : w.cta->warps)
-    for (Group& group : other.groups) {
-      const bool self = &group == &g && waits;
-      if (!self && !(group.stage == 1 && group.data == id && static_cast<Operation>(program_.code[static_cast<size_t>(group.pc)].operation) == Operation::bar)) continue;
-      if (options_.checks) acquire(other, group.mask, b.clock);
-      record(other, group.pc, 2, -static_cast<i32>(id) - 1, b.generation);
-      if (!self) group.stage = 2;
-    }
-  if (options_.checks) std::fill(b.clock.begin(), b.clock.end(), 0);
+  if (b.arrived > b.expected) mismatch(b.at, std::to_string(b.arrived) + " threads have arrived, " + std::to_string(b.expected) + " were expected");
+  if (waits) g.stage = 1, g.data = id;
+  settle_named(*w.cta, id);
   if (!waits) return Step::next;
-  g.stage = 2, g.data = id;
-  return named_barrier(w, g, in, mask);
+  return g.stage == 2 ? named_barrier(w, g, in, mask) : Step::block;
 }
 
+/// Whether the lanes of the warp that are alive execute an aligned barrier together; if not, they wait for one another.
+bool Machine::aligned_here(Warp& w, Group& g, const Instruction& in, u32 mask) {
+  const Group* elsewhere = nullptr;
+  u32 here = mask;
+  for (const Group& other : w.groups)
+    if (&other != &g && other.blocked && static_cast<Operation>(program_.code[static_cast<size_t>(other.pc)].operation) == Operation::bar)
+      here |= other.mask, elsewhere = &other;
+  if (!elsewhere || elsewhere->pc == g.pc || here != (w.lanes_mask & ~w.exited)) return converged(w, g, in, mask, "aligned barrier");
+  if (!reported(Hazard::BARRIER_ALIGNED_BARRIER_MULTI_SITE, g.pc, elsewhere->pc))
+    hazard(Hazard::BARRIER_ALIGNED_BARRIER_MULTI_SITE, Severity::error, &w, mask, g.pc, elsewhere->pc, "aligned barrier",
+           "lanes of one warp wait at different instructions, which are aligned: all of them must execute the same one");
+  return true;
+}
+
+/// The generation of a named barrier ends when all of its threads have arrived.
+void Machine::settle_named(Cta& cta, u32 id) {
+  NamedBarrier& b = cta.named[id];
+  if (b.arrived == 0 || b.arrived < b.expected) return;
+  b.result_popc = b.votes, b.result_and = b.vote_and, b.result_or = b.vote_or;
+  b.arrived = 0, b.votes = 0, b.vote_and = 1, b.vote_or = 0;
+  b.present.fill(0);
+  ++b.generation;
+  event();
+  for (Warp& w : cta.warps)
+    for (Group& g : w.groups) {
+      const bool waits = g.stage == 1 && g.data == id && static_cast<Operation>(program_.code[static_cast<size_t>(g.pc)].operation) == Operation::bar;
+      if (!waits) continue;
+      if (options_.checks) acquire(w, g.mask, b.clock);
+      record(w, g.pc, 2, -static_cast<i32>(id) - 1, b.generation);
+      g.stage = 2;
+    }
+  if (options_.checks) std::fill(b.clock.begin(), b.clock.end(), 0);
+}
+
+/// Barriers that wait for everybody do not wait for lanes that have ended.
+void Machine::leave_barriers(Warp& w, u32 mask) {
+  settle_cluster_barrier(*w.cta->cluster);
+  for (u32 id = 0; id < w.cta->named.size(); ++id) {
+    NamedBarrier& b = w.cta->named[id];
+    u32& present = b.present[static_cast<size_t>(w.index)];
+    const bool over = (w.lanes_mask & ~w.exited) == 0;
+    if (b.arrived == 0 || !(present || (b.everyone && over))) continue;
+    const u32 counted = present ? mask & ~present : all_lanes;
+    b.arrived += static_cast<u32>(std::popcount(counted));
+    present |= counted;
+    settle_named(*w.cta, id);
+  }
+}
+
+/// A generation of the cluster barrier ends when every thread has arrived or ended.
 void Machine::settle_cluster_barrier(Cluster& cluster) {
-  // Threads that have ended count as arrived.
-  u32 ended = 0, waiting = 0;
+  u32 there = 0;
+  bool arrived = false;
+  for (const Cta& cta : cluster.ctas)
+    for (const Warp& w : cta.warps) {
+      there += static_cast<u32>(std::popcount((w.exited | w.cluster_arrived) & w.lanes_mask));
+      arrived |= w.cluster_arrived != 0;
+    }
+  if (!arrived || there < cluster.barrier_expected) return;
   for (Cta& cta : cluster.ctas)
-    for (Warp& w : cta.warps) ended += static_cast<u32>(std::popcount(w.exited & w.lanes_mask));
-  if (cluster.barrier_arrived == 0 || cluster.barrier_arrived + ended < cluster.barrier_expected) return;
-  (void)waiting;
-  cluster.barrier_arrived = 0;
+    for (Warp& w : cta.warps) w.cluster_arrived = 0;
   ++cluster.barrier_generation;
+  cluster.barrier_completed = cluster.barrier_clock;
   event();
 }
 
 Step Machine::cluster_barrier(Warp& w, Group& g, const Instruction& in, u32 mask) {
   Cluster& cluster = *w.cta->cluster;
   if (in.attr[1] && !converged(w, g, in, mask, "aligned cluster barrier")) return Step::block;
-  u64& arrivals = w.phases[0xffff'ffff];  // generations this warp has arrived at
+  const auto unpaired = [&](const char* why) {
+    if (!reported(Hazard::BARRIER_CLUSTER_BARRIER_UNPAIRED, g.pc, -1))
+      hazard(Hazard::BARRIER_CLUSTER_BARRIER_UNPAIRED, Severity::error, &w, mask, g.pc, -1, "cluster barrier", why);
+  };
   if (in.attr[0] == 0) {
-    if (options_.checks) {
-      if (in.attr[2]) {
-        ++w.epoch;  // relaxed: no memory ordering
-      } else {
-        publish(w, mask, cluster.barrier_clock);
-      }
-    }
-    if (arrivals == cluster.barrier_generation + 1 && (mask == (w.lanes_mask & ~w.exited)))
-      hazard(Hazard::BARRIER_CLUSTER_BARRIER_UNPAIRED, Severity::error, &w, mask, g.pc, -1, "cluster barrier",
-             "a second arrival without a wait");
-    arrivals = cluster.barrier_generation + 1;
-    cluster.barrier_arrived += static_cast<u32>(std::popcount(mask));
+    if (w.cluster_unpaired & mask) unpaired("a second arrival without a wait");
+    w.cluster_target = cluster.barrier_generation + 1;
+    if (options_.checks && !in.attr[2]) publish(w, mask, cluster.barrier_clock);
+    if (in.attr[2])  // relaxed: it orders nothing but initialisations that were fenced
+      for (Cta& cta : cluster.ctas)
+        for (MBarrier& b : cta.barriers) {
+          const u32 lane = b.init.slot - static_cast<u32>(w.clock_base);
+          if (b.valid && b.fenced && !b.announced && lane < lanes && (mask >> lane & 1)) b.announced = w.cluster_target;
+        }
+    w.cluster_arrived |= mask, w.cluster_unpaired |= mask;
     event();
     settle_cluster_barrier(cluster);
     return Step::next;
   }
-  if (arrivals == 0)
-    hazard(Hazard::BARRIER_CLUSTER_BARRIER_UNPAIRED, Severity::error, &w, mask, g.pc, -1, "cluster barrier", "a wait without an arrival");
-  if (cluster.barrier_generation < arrivals) return Step::block;
-  if (options_.checks) acquire(w, mask, cluster.barrier_clock);
+  if (mask & ~w.cluster_unpaired) {
+    unpaired("a wait without an arrival");
+    if (!(mask & w.cluster_unpaired)) return Step::next;
+  }
+  if (cluster.barrier_generation < w.cluster_target) return Step::block;
+  w.cluster_unpaired &= ~mask, w.cluster_waited = w.cluster_target;
+  if (options_.checks) acquire(w, mask, cluster.barrier_completed);
   return Step::next;
 }
 

@@ -9,7 +9,7 @@ constexpr int happens = 0, fenced = 1, tc_visible = 3;
 }
 
 u32 Machine::new_slot(u32 span) {
-  if (next_slot_ + span > width_) {
+  if (next_slot_ + span > slot_limit_) {
     report.add(Hazard::PROGRESS_SLOTS_EXHAUSTED, Severity::error, -1, -1, -1, -1, 0, "clock slots",
                "the run needs more than " + std::to_string(options_.slots) + " asynchronous slots: raise slots=");
     throw Stopped();

@@ -148,7 +148,7 @@ constexpr int32_t negated = 1 << 30;
   X(wgmma)         /* d... A B p        d: N/2 rows (f32, s32) or N/4 (f16); A: descriptor (two rows) or 4 rows with attr[0]
                       1; B: descriptor; p scale-d. type: D; type2: A and B; attr[1] type of B where it differs (e4m3/e5m2),
                       attr[2] N/8, attr[3], attr[4]: negate A, B; attr[5], attr[6]: A, B MN-major. bias: added to the
-                      descriptor of B, in its units */ \
+                      descriptor of B, in its units; imm: to its upper half */ \
   X(setmaxnreg)    /* -                 imm: registers; attr[0]: 1 = inc */ \
   /* --- grid --- */ \
   X(griddep)       /* -                 attr[0]: 0 wait, 1 launch_dependents */ \

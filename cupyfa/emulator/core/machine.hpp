@@ -1,12 +1,14 @@
 // The machine: warps, CTAs and asynchronous engines of the clusters that are resident together, and their scheduler.
 //
-//   run.cpp        launch, scheduler, policies, deadlock reports
-//   execute.cpp    one instruction of a warp: control, warps, memory
+//   run.cpp        launch, scheduler, policies
+//   progress.cpp   deadlock reports
+//   execute.cpp    one instruction of a warp, control; memory.cpp: loads, stores, atomics; collectives.cpp: of all lanes
+//   order.cpp      what accesses to shared and global memory are checked for: order, races, who may end
 //   barriers.cpp   mbarriers, named and cluster barriers, fences, register pool
-//   copies.cpp     cp.async, bulk and tensor copies, bulk groups
+//   copies.cpp     asynchronous copies in flight; tensor_copies.cpp, bulk_copies.cpp: the instructions that issue them
 //   wgmma.cpp      warpgroup products; operands.hpp reads matrix descriptors
 //   tcgen05.cpp    products, copies and commits of tcgen05
-//   tmem.cpp       tensor memory: allocation, loads, stores, its shadow; tcgen05.hpp has what both files share
+//   tmem.cpp       tensor memory: allocation and shadow; tmem_access.cpp: loads and stores; tcgen05.hpp: what they share
 #pragma once
 #include <algorithm>
 #include <array>
@@ -67,6 +69,8 @@ struct Buffer {
   u8* data;
   bool writable, protocol;
   std::string name;
+  bool initialised = true;
+  std::vector<bool> written{};       ///< bytes, of a buffer that had no values at launch
 };
 
 /// Who runs when. A probability of 1 completes asynchronous work at once, 0 only when no warp can run.
@@ -90,7 +94,9 @@ struct Options {
   bool stop_at_error = false;
   bool record = false;               ///< keep events for a timeline
   bool lenient_tcgen05 = false;      ///< missing tcgen05 fences and waits are information, not errors
-  u64 max_instructions = 0;
+  bool programmatic = false;         ///< launched while the grid before it may still run
+  u64 max_instructions = 0;          ///< of the whole run; 0: as many as it takes
+  u64 max_idle = 0;                  ///< instructions in a row without an event; 0: as many as it takes
   u32 sms = 132, resident = 1;
   u32 slots = 512;                   ///< asynchronous clock slots of the resident clusters
   u32 launch_registers = 0;          ///< per thread, 0: as many as fit
@@ -139,6 +145,21 @@ struct BulkQueue {      ///< of one thread
   i32 at = -1;
 };
 
+struct FencePoint {     ///< what lanes knew at their last fence: a strong write after it publishes that
+  u32 mask;
+  Strength scope;
+  std::vector<u32> v;
+};
+struct Observed {       ///< what strong reads that do not acquire have met: a fence after them acquires it
+  u32 mask, home;
+  std::vector<u32> v;
+};
+struct Release {        ///< published at a place in memory
+  u32 home;
+  Strength scope;
+  std::vector<u32> v;
+};
+
 struct AsyncRow {       ///< a register row that wgmma or tcgen05.ld may be using
   u64 written_by = 0;   ///< operation that will write it, 0: none
   u64 read_by = 0;      ///< operation that may still read it
@@ -167,7 +188,13 @@ struct Warp {
   std::unordered_map<u32, u64> phases; ///< last completed phase seen of each mbarrier
   u32 registers = 0;
   u64 priority = 0;
-  bool grid_waited = false;
+  u32 cluster_arrived = 0;             ///< lanes that have arrived at the generation of the cluster barrier that is open
+  u32 cluster_unpaired = 0;            ///< lanes that have arrived and not waited
+  u64 cluster_target = 0;              ///< generation that they will wait for
+  u64 cluster_waited = 0;              ///< generation whose end the warp has seen
+  u64 polled = 0, polled_at = 0;       ///< number of events, and of instructions, when it last looked at memory in vain
+  std::vector<FencePoint> fences;
+  std::vector<Observed> observed;
   bool gave_up = false;                ///< its last try_wait failed because of Policy::impatient
   std::vector<u8> local;
   // tcgen05
@@ -189,13 +216,15 @@ struct MBarrier {
   u64 phase = 0;                ///< phases completed
   Stamp init;
   i32 init_at = -1;
+  u64 announced = 0;            ///< generation of the cluster barrier that carries its fenced initialisation; 0: none
   int in_flight = 0;            ///< copies that will complete at this barrier in this phase
   std::vector<u32> arriving, completed;  ///< clocks: of the phase that is open, of the last one that is complete
 };
 
 struct NamedBarrier {
   u32 expected = 0, arrived = 0;
-  u32 warps = 0;                ///< that have arrived in this generation
+  bool everyone = false;        ///< it names no count: threads that have ended do not matter
+  std::array<u32, 32> present{};  ///< lanes of each warp that have arrived
   u64 generation = 0;
   i32 at = -1;
   u32 votes = 0, vote_and = 1, vote_or = 0;
@@ -245,9 +274,16 @@ struct Tmem {
   u32 pair_column = 0;                          ///< of the last one that the other CTA has done
 };
 
+struct Debt {           ///< what has to be over, to a thread's knowledge, when a CTA ends
+  Hazard hazard;
+  Stamp stamp;
+  i32 at, cta, warp;
+};
+
 struct Cta {
   Cluster* cluster = nullptr;
   u32 rank = 0, linear = 0;
+  u32 home = 0;                          ///< as in Access
   Dim3 id;
   std::vector<u8> shared;
   std::unique_ptr<Shadow> shadow;
@@ -259,15 +295,16 @@ struct Cta {
   u32 pool = 0;                          ///< free registers
   int alive = 0;
   std::unique_ptr<Tmem> tmem;
+  std::vector<Debt> debts;
   bool exited() const { return alive == 0; }
 };
 
 struct Cluster {
   Dim3 id;
   std::deque<Cta> ctas;
-  u32 barrier_arrived = 0, barrier_expected = 0;
+  u32 barrier_expected = 0;
   u64 barrier_generation = 0;
-  std::vector<u32> barrier_clock;
+  std::vector<u32> barrier_clock, barrier_completed;  ///< of the generation that is open, of the last one
   int alive = 0;
 };
 
@@ -295,7 +332,7 @@ struct Copy {
   bool has_barrier = false;
   u32 barrier_mask = 0xff;  ///< applied to the receiver's rank: the leader of a pair
   u32 bytes = 0, landed = 0;
-  u64 phase = 0;         ///< of the mbarrier at issue
+  std::array<u64, 16> phase{};  ///< of the mbarrier at issue, by the rank of the CTA that receives it
   u32 group = 0;         ///< of the bulk queue
   std::vector<u8> buffer;
   bool read_done = false;
@@ -351,8 +388,6 @@ class Machine {
   void run_warp(Warp& warp);
   bool can_run(const Warp& warp) const;
   void leave(Cta& cta);
-  void report_deadlock();
-  std::string waits_for(const Warp& warp, const Group& group);
   double chance() { return static_cast<double>(random() >> 11) * 0x1p-53; }
   u64 random();
   void event() { ++event_count_; }
@@ -361,24 +396,51 @@ class Machine {
               std::string detail = {});
   bool reported(Hazard h, i32 at, i32 other) { return report.known(h, at, other); }
 
+  // progress.cpp
+  void report_stuck(Hazard h, const std::string& why);
+  std::string waits_for(Warp& w, const Group& group);
+
+  // order.cpp
+  enum class Use : u8 { read, write, update };
+  Access access_of(Warp& w, int lane, Strength strength, i32 at);
+  void shared_access(Warp& w, int lane, Cta& cta, u32 offset, u32 bytes, Use use, i32 at, Strength strength = weak);
+  void global_access(Warp& w, int lane, u64 address, u32 bytes, Use use, i32 at, Strength strength);
+  void memory_access(Warp& w, int lane, const Place& place, u32 bytes, Use use, i32 at, Order order, Scope scope);
+  void synchronise(Warp& w, u32 bit, u64 key, Use use, Order order, Strength strength);
+  void fence(Warp& w, u32 mask, Strength scope);
+  void copy_access(Copy& c);
+  void after_grid(Warp& w, u32 bit, i32 at);
+  void check_written(u64 address, u64 bytes, Warp& w, u32 lanes, i32 at);
+  void conflict(const Conflict& c, const Warp& w, u32 lanes, i32 at, const Cta& cta, u32 offset);
+  void race(const Conflict& c, const Warp& w, u32 lanes, i32 at, const Buffer& buffer, u64 address);
+  void owe(Cta& cta, Hazard h, const Stamp& stamp, i32 at, const Warp& w);
+  void check_debts(Cta& cta);
+  int find_buffer(u64 address, u64 bytes);
+  bool tracked(const Place& p) const {
+    return options_.checks && (p.space == Space::shared || (tracks_global_ && p.space == Space::global));
+  }
+
   // execute.cpp
   Step execute(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step branch(Warp& w, Group& g, const Instruction& in, u32 mask);
-  Step load(Warp& w, Group& g, const Instruction& in, u32 mask);
-  Step store(Warp& w, Group& g, const Instruction& in, u32 mask);
-  Step atomic(Warp& w, Group& g, const Instruction& in, u32 mask);
-  Step matrix(Warp& w, Group& g, const Instruction& in, u32 mask);
-  Step shuffle(Warp& w, const Instruction& in, u32 mask);
-  Step vote(Warp& w, const Instruction& in, u32 mask);
-  Step warp_collective(Warp& w, Group& g, const Instruction& in, u32 mask);
   void check_rows(Warp& w, const Instruction& in, i32 pc);
   bool converged(Warp& w, Group& g, const Instruction& in, u32 mask, const char* what);
+  u32 uniform(const Warp& w, const u32* row, u32 mask, i32 at, const char* what);
+
+  // memory.cpp
   u64 address(const Registers& r, const i32* e, int lane, bool wide) const;
   Place locate(Warp& w, Space space, u64 address);
   u8* memory(Warp& w, const Place& place, u32 bytes, bool write, int lane, i32 at);
   u8* global_memory(u64 address, u64 bytes, bool write, const Warp* w, u32 lanes, i32 at);
-  void shared_access(Warp& w, int lane, Cta& cta, u32 offset, u32 bytes, bool write, i32 at);
-  u32 uniform(const Warp& w, const u32* row, u32 mask, i32 at, const char* what);
+  Step load(Warp& w, Group& g, const Instruction& in, u32 mask);
+  Step store(Warp& w, Group& g, const Instruction& in, u32 mask);
+  Step atomic(Warp& w, Group& g, const Instruction& in, u32 mask);
+
+  // collectives.cpp
+  Step matrix(Warp& w, Group& g, const Instruction& in, u32 mask);
+  Step warp_collective(Warp& w, Group& g, const Instruction& in, u32 mask);
+  Step shuffle(Warp& w, const Instruction& in, u32 mask);
+  Step vote(Warp& w, const Instruction& in, u32 mask);
 
   // clocks
   u32* section(std::vector<u32>& clock, int s) { return clock.data() + static_cast<size_t>(s) * width_; }
@@ -391,7 +453,6 @@ class Machine {
   const std::vector<u32>& knowledge(Warp& w, u32 mask);
   void fence_proxy(Warp& w, u32 mask);
   LaneClock& own_clock(Warp& w, u32 mask);
-  void conflict(const Conflict& c, const Warp& w, u32 lanes, i32 at, const Cta& cta, u32 offset);
 
   // barriers.cpp
   Step mbarrier(Warp& w, Group& g, const Instruction& in, u32 mask);
@@ -402,16 +463,21 @@ class Machine {
   void settle(Cta& cta, MBarrier& b);
   std::string name_of(const Cta& cta, const MBarrier& b) const;
   Step named_barrier(Warp& w, Group& g, const Instruction& in, u32 mask);
+  bool aligned_here(Warp& w, Group& g, const Instruction& in, u32 mask);
+  void settle_named(Cta& cta, u32 id);
+  void leave_barriers(Warp& w, u32 mask);
   Step cluster_barrier(Warp& w, Group& g, const Instruction& in, u32 mask);
   void settle_cluster_barrier(Cluster& cluster);
   Step set_registers(Warp& w, Group& g, const Instruction& in, u32 mask);
 
-  // copies.cpp
+  // tensor_copies.cpp, bulk_copies.cpp
   Step tensor_copy(Warp& w, const Instruction& in, u32 mask);
   Step bulk_copy(Warp& w, const Instruction& in, u32 mask);
   Step bulk_group(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step cp_async(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step launch_control(Warp& w, const Instruction& in, u32 mask);
+
+  // copies.cpp
   BulkQueue& bulk_queue(Warp& w, int lane);
   void issue(Copy&& copy);
   bool run_copy(size_t index);
@@ -444,13 +510,17 @@ class Machine {
   std::vector<Warp*> warps_;                ///< alive, of the resident clusters
   std::vector<Copy> copies_;
   std::map<std::pair<Cta*, int>, TcQueue> tc_queues_;  ///< by CTA and thread
-  u32 width_ = 0, sections_ = 2, next_slot_ = 0;
+  u32 width_ = 0, sections_ = 2, next_slot_ = 0, slot_limit_ = 0, grid_slot_ = 0;
   std::vector<u32> scratch_;
   u64 event_count_ = 1, rng_, turn_ = 0, idle_rounds_ = 0, last_progress_ = 0;
   bool timeout_wake_ = false;
   bool issued_ = false;                     ///< an asynchronous operation, since the scheduler last looked
   u32 next_cluster_ = 0, cluster_count_ = 0;
   u64 last_buffer_ = 0;
+  bool tracks_global_ = false, tracks_written_ = false;  ///< some global memory is looked at: its order, its values
+  std::vector<std::unique_ptr<Shadow>> global_shadow_;  ///< of the buffers that CTAs synchronise by
+  std::unordered_map<u64, std::vector<Release>> releases_;  ///< by address; of shared memory by CTA and offset
+  u64 idle_since_ = 0, idle_events_ = 0;
   bool clc_failed_ = false, tc_order_noted_ = false;
   u64 copy_number_ = 0, product_number_ = 0;
 };

@@ -11,12 +11,13 @@ namespace cupyfa::emulator {
 struct MatrixDescriptor {
   uint32_t start, leading, stride, swizzle;
   bool valid;
+  uint32_t base = 0;  ///< base offset: rows of 128 bytes that the swizzle's pattern begins before the matrix
 };
 
 inline MatrixDescriptor hopper_descriptor(uint64_t d) {
   constexpr uint32_t swizzles[] = {0, 128, 64, 32};
   return {static_cast<uint32_t>(d & 0x3fff) << 4, static_cast<uint32_t>(d >> 16 & 0x3fff) << 4,
-          static_cast<uint32_t>(d >> 32 & 0x3fff) << 4, swizzles[d >> 62], true};
+          static_cast<uint32_t>(d >> 32 & 0x3fff) << 4, swizzles[d >> 62], true, static_cast<uint32_t>(d >> 49 & 7)};
 }
 
 inline MatrixDescriptor blackwell_descriptor(uint64_t d) {
@@ -40,7 +41,7 @@ void each_chunk(const MatrixDescriptor& d, bool mn_major, uint32_t size, uint32_
     for (uint32_t mn = 0; mn < extent; ++mn)
       for (uint32_t k = 0; k < k_extent; k += per_chunk) {
         const uint32_t linear = d.start + mn / 8 * d.stride + mn % 8 * row + k / per_chunk * chunk;
-        f(swizzled(linear, d.swizzle), mn, k);
+        f(swizzled(linear - 128 * d.base, d.swizzle) + 128 * d.base, mn, k);
       }
     return;
   }
@@ -50,7 +51,7 @@ void each_chunk(const MatrixDescriptor& d, bool mn_major, uint32_t size, uint32_
   for (uint32_t k = 0; k < k_extent; ++k)
     for (uint32_t mn = 0; mn < extent; mn += per_chunk) {
       const uint32_t linear = d.start + mn / span * block + k / 8 * group + k % 8 * row + mn % span * size;
-      f(swizzled(linear, d.swizzle), mn, k);
+      f(swizzled(linear - 128 * d.base, d.swizzle) + 128 * d.base, mn, k);
     }
 }
 

@@ -7,10 +7,14 @@
 
 namespace cupyfa::emulator {
 
-constexpr double smallest_normal_f32 = 0x1p-126;
-
 static inline bool is_directed(Rounding mode) {
   return mode == Rounding::rz || mode == Rounding::rm || mode == Rounding::rp;
+}
+
+/// Whether .ftz flushes a float result whose value is x (perhaps rounded to odd): as on an H200, where its 24 bits,
+/// rounded as if there were no smallest exponent, lie below 2^-126.
+static inline bool is_flushed(double x, Rounding mode) {
+  return std::fabs(x) < 0x1p-126 && std::fabs(round_to_float(x * 0x1p64, mode)) < 0x1p-62f;
 }
 
 /// f() under a rounding mode of the processor. It reads its operands from volatile variables and its result goes to one,
@@ -52,11 +56,11 @@ static inline uint32_t bf16_of(double x, Rounding mode) {
   return directed16(h, float_of_bf16(h), x, mode);
 }
 
-/// tf32: the upper 19 bits of a float. rna rounds halves away from zero.
+/// tf32: the upper 19 bits of a float. rna rounds halves away from zero, and cuts NaNs off (some become infinities).
 static inline uint32_t tf32_of(float x, Rounding mode) {
   const uint32_t u = bits_of(x);
-  if (x != x) return nan_f32;
-  if ((u & 0x7fff'ffff) == 0x7f80'0000 || mode == Rounding::rz) return u & 0xffff'e000;
+  if (x != x && mode != Rounding::rna) return nan_f32 & 0xffff'e000;
+  if ((u & 0x7fff'ffff) >= 0x7f80'0000 || mode == Rounding::rz) return u & 0xffff'e000;
   return (u + (mode == Rounding::rna ? 0x1000 : 0xfff + (u >> 13 & 1))) & 0xffff'e000;
 }
 

@@ -1,4 +1,4 @@
-// Launch, scheduling and the end of a run.
+// Launch, scheduling and the regular end of a run.
 #include <algorithm>
 #include <sstream>
 
@@ -62,10 +62,16 @@ Machine::Machine(const Program& program, std::vector<Buffer> buffers, Options op
   sections_ = program.has_tcgen05 ? 4 : 2;
   const u32 warps = (block.count() + lanes - 1) / lanes;
   const u32 threads = options_.resident * cluster.count() * warps * lanes;
-  width_ = options_.checks ? (threads + options_.slots + 15) / 16 * 16 : 0;
+  slot_limit_ = threads + options_.slots;
+  width_ = options_.checks ? (slot_limit_ + 15) / 16 * 16 : 0;
   cluster_count_ = grid.count() / cluster.count();
   rng_ = options_.seed * 0x9e37'79b9'7f4a'7c15 + 0x1234'5678'9abc'def1;
   std::sort(buffers_.begin(), buffers_.end(), [](const Buffer& a, const Buffer& b) { return a.base < b.base; });
+  for (Buffer& b : buffers_) {
+    if (!b.initialised) b.written.assign(b.size, false), tracks_written_ = true;
+    tracks_global_ |= b.protocol;
+  }
+  tracks_global_ |= options_.programmatic;
 }
 
 u64 Machine::random() {  // xorshift64*
@@ -75,7 +81,8 @@ u64 Machine::random() {  // xorshift64*
 
 void Machine::record(const Warp& w, i32 at, u8 kind, i32 object, u64 value) {
   if (options_.record)
-    events.push_back({instructions, at, static_cast<i32>(w.cta->linear), w.index, kind, object, value});
+    events.push_back({instructions, at, static_cast<i32>(w.cta->linear), w.index, kind,
+                      object < 0 ? object : object - static_cast<i32>(shared_first), value});
 }
 
 void Machine::hazard(Hazard h, Severity s, const Warp* warp, u32 mask, i32 at, i32 other, std::string object,
@@ -168,6 +175,7 @@ void Machine::start_cluster(u32 linear) {
     Cta& cta = cluster.ctas.emplace_back();
     cta.cluster = &cluster;
     cta.rank = rank;
+    cta.home = linear << 5 | rank;
     cta.id = {cluster.id.x * cluster_dims_.x + rank % cluster_dims_.x,
               cluster.id.y * cluster_dims_.y + rank / cluster_dims_.x % cluster_dims_.y,
               cluster.id.z * cluster_dims_.z + rank / (cluster_dims_.x * cluster_dims_.y)};
@@ -197,13 +205,18 @@ void Machine::run() {
       warps_.clear();
       copies_.clear();
       tc_queues_.clear();
-      next_slot_ = 0;
+      next_slot_ = 0, grid_slot_ = 0;
+      releases_.clear();
+      global_shadow_.clear();
+      for (const Buffer& b : buffers_)
+        global_shadow_.push_back(options_.checks && b.protocol ? std::make_unique<Shadow>(static_cast<u32>(b.size), true) : nullptr);
       clc_failed_ = false;
       for (u32 i = 0; i < options_.resident && next_cluster_ < cluster_count_; ++i) start_cluster(next_cluster_++);
       for (Cluster& cluster : clusters_)
         for (Cta& cta : cluster.ctas)
           for (Warpgroup& g : cta.warpgroups)
             if (options_.checks && program_.has_wgmma) g.slot = new_slot(4);
+      if (options_.checks && options_.programmatic) grid_slot_ = new_slot();
       run_resident();
     }
   } catch (const Stopped&) {
@@ -220,21 +233,22 @@ Warp* Machine::pick_warp() {
   const size_t n = warps_.size();
   const Policy::Order order = options_.policy.order;
   const size_t start = order == Policy::round_robin ? turn_++ % n : order == Policy::random ? random() % n : 0;
-  Warp* best = nullptr;
+  Warp *best = nullptr, *polling = nullptr;
   for (size_t i = 0; i < n; ++i) {
     Warp* w = warps_[(start + i) % n];
     if (w->done() || !can_run(*w)) continue;
     if (order == Policy::round_robin || order == Policy::random) return w;
+    if (w->polled == event_count_) {  // it has looked at memory, and nothing has happened since: all others come first
+      if (!polling || w->polled_at < polling->polled_at) polling = w;
+      continue;
+    }
     const bool better = !best || (order == Policy::priorities ? w->priority > best->priority
                                   : order == Policy::first    ? w->index < best->index
                                                               : w->index > best->index);
     if (better) best = w;
   }
-  if (best && order != Policy::round_robin && random() % 64 == 0) {
-    // Fixed priorities would let a spinning warp starve the one that it waits for, and PCT changes them anyway.
-    best->priority = random() >> 8;
-    return warps_[random() % n]->done() ? best : best;
-  }
+  if (!best) return polling;
+  if (random() % 64 == 0) best->priority = random() >> 8;  // PCT changes priorities now and then
   return best;
 }
 
@@ -252,8 +266,13 @@ void Machine::run_resident() {
     Warp* w = pick_warp();
     if (!w) {
       if (run_async(true, true)) continue;
-      if (timeout_wake_) report_deadlock();
-      if (event_count_ == last_progress_) report_deadlock();
+      if (event_count_ == last_progress_) {
+        bool registers = false;
+        for (const Warp* warp : warps_)
+          for (const Group& g : warp->groups)
+            registers |= static_cast<Operation>(program_.code[static_cast<size_t>(g.pc)].operation) == Operation::setmaxnreg;
+        report_stuck(registers ? Hazard::REGISTERS_POOL_DEADLOCK : Hazard::PROGRESS_DEADLOCK, "nothing can run");
+      }
       last_progress_ = event_count_;
       timeout_wake_ = true;  // suspended try_waits time out and return false, once
       for (Warp* warp : warps_) {
@@ -267,11 +286,11 @@ void Machine::run_resident() {
     // Warps that spin on memory must not starve the engines that they wait for.
     polls = event_count_ == events_before ? polls + 1 : 0;
     if (polls >= 20) run_async(true, true), polls = 0;
-    if (options_.max_instructions && instructions > options_.max_instructions) {
-      hazard(Hazard::PROGRESS_TIMEOUT, Severity::error, nullptr, 0, -1, -1, "launch",
-             "stopped after " + std::to_string(instructions) + " warp instructions");
-      report_deadlock();
-    }
+    if (event_count_ != idle_events_) idle_events_ = event_count_, idle_since_ = instructions;
+    if (options_.max_instructions && instructions > options_.max_instructions)
+      report_stuck(Hazard::PROGRESS_TIMEOUT, "stopped after " + std::to_string(instructions) + " warp instructions");
+    if (options_.max_idle && instructions - idle_since_ > options_.max_idle)
+      report_stuck(Hazard::PROGRESS_TIMEOUT, "stopped after " + std::to_string(instructions - idle_since_) + " warp instructions in which nothing happened");
   }
   while (run_async(true, true)) {}
   for (Cluster& cluster : clusters_)
@@ -327,7 +346,8 @@ void Machine::run_warp(Warp& w) {
   const i32* pool = program_.pool.data();
   const LaneFunction* function = program_.function.data();
   const Registers registers = w.registers_view(program_);
-  int budget = options_.policy.quantum ? 1 + static_cast<int>(random() % static_cast<u64>(options_.policy.quantum)) : 1 << 20;
+  const u64 left = options_.max_instructions ? options_.max_instructions + 1 - std::min(instructions, options_.max_instructions) : 1 << 20;
+  int budget = options_.policy.quantum ? 1 + static_cast<int>(random() % static_cast<u64>(options_.policy.quantum)) : static_cast<int>(std::min<u64>(left, 1 << 20));
   while (!w.groups.empty() && budget > 0) {
     // The lowest group that can go on: lanes that left a loop early wait at its end until the others come.
     Group* g = nullptr;
@@ -394,6 +414,7 @@ void Machine::run_warp(Warp& w) {
       }
       if (step == Step::yield) {
         ++g->pc;
+        w.polled = event_count_, w.polled_at = instructions;
         return;
       }
       if (step == Step::stop) return;
@@ -404,21 +425,8 @@ void Machine::run_warp(Warp& w) {
 
 void Machine::leave(Cta& cta) {
   if (--cta.alive > 0) return;
-  if (cta.warps.size() && options_.checks) {
-    for (const Copy& c : copies_) {
-      if (c.cta == &cta && c.has_barrier && (c.targets >> cta.rank & 1))
-        hazard(Hazard::BULK_EXIT_WITH_LOAD_IN_FLIGHT, Severity::error, c.warp, 1u << c.lane, c.at, -1, "CTA",
-               "the CTA ends while this copy into its shared memory is in flight");
-    }
-    for (Warp& w : cta.warps)
-      for (auto& [lane, queue] : w.bulk)
-        for (const BulkGroup& g : queue.groups)
-          if (g.reading > 0) {
-            hazard(Hazard::BULK_EXIT_WITH_STORE_UNWAITED, Severity::error, &w, 1u << lane, queue.at, -1, "CTA",
-                   "the CTA ends before a bulk store has read its shared memory: nothing waited for the group");
-            break;
-          }
-    // A store that has been waited for by nobody is the same fault where it happened to complete early.
+  if (options_.checks) {
+    check_debts(cta);
     for (Warp& w : cta.warps)
       for (auto& [lane, queue] : w.bulk)
         if (queue.last && section(own_clock(w, 1u << lane).v, 0)[queue.slot] < queue.last)
@@ -426,66 +434,6 @@ void Machine::leave(Cta& cta) {
                  "the thread that issued this store never waited for its group to read shared memory");
   }
   --cta.cluster->alive;
-}
-
-std::string Machine::waits_for(const Warp& w, const Group& g) {
-  const Instruction& in = program_.code[g.pc];
-  std::ostringstream s;
-  const auto o = static_cast<Operation>(in.operation);
-  Warp& warp = const_cast<Warp&>(w);
-  const Registers r = warp.registers_view(program_);
-  const i32* e = program_.pool.data() + in.operands;
-  const int lane = __builtin_ctz(g.mask);
-  switch (o) {
-    case Operation::mbarrier_wait: {
-      const Place place = locate(warp, Space::shared, address(r, e + 1, lane, false));
-      const i32 i = place.cta && place.offset / 8 < place.cta->barrier_at.size() ? place.cta->barrier_at[place.offset / 8] : -1;
-      if (i < 0) {
-        s << "an mbarrier that does not exist";
-        break;
-      }
-      const MBarrier& b = place.cta->barriers[static_cast<size_t>(i)];
-      s << name_of(*place.cta, b) << ", parity " << ((r.source(e[4])[lane] ^ static_cast<u32>(in.bias)) & 1) << ": phase "
-        << b.phase << " is open, " << b.pending << " of " << b.count << " arrivals and " << b.tx << " bytes are missing, "
-        << b.in_flight << " copies in flight";
-      break;
-    }
-    case Operation::bar: {
-      const u32 id = r.source(e[2])[lane] & 15;
-      s << "named barrier " << id << ": " << w.cta->named[id].arrived << " of " << w.cta->named[id].expected
-        << " threads have arrived";
-      break;
-    }
-    case Operation::cluster_barrier: s << "the cluster barrier: " << w.cta->cluster->barrier_arrived << " of "
-                                       << w.cta->cluster->barrier_expected << " threads have arrived"; break;
-    case Operation::wgmma: case Operation::wgmma_wait: s << "the other warps of its warpgroup"; break;
-    case Operation::setmaxnreg: s << in.imm << " registers a thread: " << w.cta->pool << " are free"; break;
-    case Operation::tc_alloc: s << "free columns of tensor memory"; break;
-    default: s << "lanes of its warp (" << std::hex << g.mask << " are here)";
-  }
-  return s.str();
-}
-
-void Machine::report_deadlock() {
-  bool registers = false;
-  std::ostringstream s;
-  for (const Warp* w : warps_) {
-    for (const Group& g : w->groups) {
-      s << "\n  CTA " << w->cta->linear << " warp " << w->index << " lanes " << std::hex << g.mask << std::dec << " at #"
-        << g.pc << ": waits for " << waits_for(*w, g);
-      registers |= static_cast<Operation>(program_.code[g.pc].operation) == Operation::setmaxnreg;
-    }
-  }
-  i32 at = -1;
-  const Warp* first = nullptr;
-  if (!warps_.empty() && !warps_.front()->groups.empty()) first = warps_.front(), at = first->groups.front().pc;
-  if (report.findings().empty() || report.findings().back().hazard != Hazard::PROGRESS_TIMEOUT)
-    report.add(registers ? Hazard::REGISTERS_POOL_DEADLOCK : Hazard::PROGRESS_DEADLOCK, Severity::error, at, -1,
-               first ? static_cast<i32>(first->cta->linear) : -1, first ? first->index : -1,
-               first ? first->groups.front().mask : 0, "launch", "nothing can run:" + s.str());
-  else
-    report.add(Hazard::PROGRESS_DEADLOCK, Severity::information, at, -1, -1, -1, 0, "launch", "who waited:" + s.str());
-  throw Stopped();
 }
 
 }  // namespace cupyfa::emulator

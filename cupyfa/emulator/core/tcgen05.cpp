@@ -13,8 +13,8 @@
 
 namespace cupyfa::emulator {
 
-void read_operand(const Cta& cta, const MatrixDescriptor& d, bool mn_major, Type type, u32 size, u32 extent, u32 k, bool negate,
-                  float* out);
+void read_operand(const Cta& cta, const MatrixDescriptor& d, bool mn_major, Type type, u32 size, u32 extent, u32 k,
+                  bool negate, float* out);
 
 namespace {
 
@@ -26,9 +26,9 @@ struct Product {
   Type a, b;
   bool half, negate_a, negate_b, a_mn, b_mn, a_in_tmem;
   u32 m, n, k, size, ctas;
-  bool folded;     ///< the halves of N lie in the two halves of the lanes
-  u32 a_rows;      ///< that each CTA gives
-  u32 d_columns;   ///< that each CTA receives
+  bool folded;  ///< the halves of N lie in the two halves of the lanes
+  u32 a_rows;  ///< that each CTA gives
+  u32 d_columns;  ///< that each CTA receives
 
   Product(u32 idesc, const Instruction& in) {
     const u32 kind = in.attr[2], format_a = idesc >> 7 & 7, format_b = idesc >> 10 & 7;
@@ -64,9 +64,11 @@ std::string fault(u32 idesc, const Instruction& in, const Product& p, u32 d, u32
   if (format_d > 1 || (kind == 1 && format_d != 1)) return "the format of D does not fit the kind";
   if (p.m != 128 && p.m != (p.ctas == 1 ? 64u : 256u)) return "M is " + std::to_string(p.m);
   const u32 step = kind == 2 && p.b_mn ? 16 * p.ctas : p.ctas == 1 && p.m == 64 ? 8 : 16;
-  if (p.n == 0 || p.n > max_n || p.n % step) return "N is " + std::to_string(p.n) + ", it must be a multiple of " + std::to_string(step) + " up to 256";
+  if (p.n == 0 || p.n > max_n || p.n % step)
+    return "N is " + std::to_string(p.n) + ", it must be a multiple of " + std::to_string(step) + " up to 256";
   if (p.a_in_tmem && p.a_mn) return "A in tensor memory cannot be transposed";
-  if (kind == 1 && (p.a_mn || p.b_mn)) return "a transposed tf32 operand needs 32-byte swizzle atoms, which are not modelled";
+  if (kind == 1 && (p.a_mn || p.b_mn))
+    return "a transposed tf32 operand needs 32-byte swizzle atoms, which are not modelled";
   if (in.imm >= 0 && kind == 2) return "scale-input-d is for kinds f16 and tf32";
   const u32 lane = d >> 16;
   if (lane != 0 && !(p.ctas == 1 && p.m == 64 && lane == 16)) return "D starts at lane " + std::to_string(lane);
@@ -111,10 +113,14 @@ struct CopyShape {
 constexpr CopyShape copy_shapes[] = {{128, 8, 1}, {}, {128, 4, 1}, {64, 4, 2}, {64, 4, 2}, {32, 4, 4}};
 u32 copy_lane(int shape, u32 row, u32 copy) {
   switch (shape) {
-    case 3: return row + 64 * copy;                        // ::02_13
-    case 4: return row % 32 + 64 * (row / 32) + 32 * copy;  // ::01_23
-    case 5: return row + 32 * copy;
-    default: return row;
+  case 3:
+    return row + 64 * copy;  // ::02_13
+  case 4:
+    return row % 32 + 64 * (row / 32) + 32 * copy;  // ::01_23
+  case 5:
+    return row + 32 * copy;
+  default:
+    return row;
   }
 }
 
@@ -151,7 +157,9 @@ void Tcgen05::product(Warp& w, int lane, i32 at, const Instruction& in) {
   const Registers r = w.registers_view(m.program_);
   const u32 bit = 1u << lane;
   const auto value = [&](i32 entry) { return r.source(entry)[lane]; };
-  const auto wide = [&](const i32* entry) { return static_cast<u64>(value(entry[0])) | static_cast<u64>(value(entry[1])) << 32; };
+  const auto wide = [&](const i32* entry) {
+    return static_cast<u64>(value(entry[0])) | static_cast<u64>(value(entry[1])) << 32;
+  };
   TcQueue& q = queue(w, lane);
   TcOperation op;
   op.warp = &w, op.at = at, op.number = ++q.issued;
@@ -238,8 +246,9 @@ void Tcgen05::run_product(const TcOperation& op) {
       for (size_t x = 0; x < cells; ++x) d[x] = float_of_f16(bits_of(d[x]) & 0xffff);
     // Rows `first` on of A, for `count` lanes, times a part of B.
     const auto multiply = [&](u32 column, u32 lane, u32 count, u32 first, u32 part) {
-      m.unit_.tcgen05_mma(d + static_cast<size_t>(column) * height, a + first, static_cast<int>(stride), b[part], static_cast<int>(nb),
-                          static_cast<int>(p.k), static_cast<int>(lane), static_cast<int>(count), op.scale);
+      m.unit_.tcgen05_mma(d + static_cast<size_t>(column) * height, a + first, static_cast<int>(stride), b[part],
+                          static_cast<int>(nb), static_cast<int>(p.k), static_cast<int>(lane), static_cast<int>(count),
+                          op.scale);
     };
     if (p.folded) {
       for (u32 part = 0; part < 2; ++part) multiply(0, 64 * part, 64, p.a_in_tmem ? 64 * part : 0, part);
@@ -277,7 +286,8 @@ void Tcgen05::commit(Warp& w, int lane, i32 at, const Instruction& in) {
   op.barrier = place.offset;
   op.targets = in.attr[1] ? r.source(e[3])[lane] & 0xffff : 1u << place.cta->rank;
   for (Cta& cta : w.cta->cluster->ctas)
-    if ((op.targets >> cta.rank & 1) && !m.barrier_at(&w, cta, op.barrier, bit, at, true)) op.targets &= ~(1u << cta.rank);
+    if ((op.targets >> cta.rank & 1) && !m.barrier_at(&w, cta, op.barrier, bit, at, true))
+      op.targets &= ~(1u << cta.rank);
   if (m.options_.checks) {
     // What the thread knows, its own accesses, and its queue up to here; fence::before_thread_sync is implied.
     const std::vector<u32>& v = m.own_clock(w, bit).v;
@@ -365,23 +375,38 @@ void Tcgen05::run_copy(const TcOperation& op) {
 Step Machine::tcgen05(Warp& w, Group& g, const Instruction& in, u32 mask) {
   Tcgen05 t{*this};
   switch (static_cast<Operation>(in.operation)) {
-    case Operation::tc_alloc: return t.allocate(w, g, in, mask);
-    case Operation::tc_dealloc: case Operation::tc_relinquish: return t.release(w, g, in, mask);
-    case Operation::tc_ld: return t.load(w, g, in, mask);
-    case Operation::tc_st: return t.store(w, g, in, mask);
-    case Operation::tc_wait: return t.wait(w, g, in, mask);
-    case Operation::tc_fence: return t.fence(w, in, mask);
-    case Operation::tc_shift:
-      hazard(Hazard::DECODE_UNSUPPORTED, Severity::error, &w, mask, g.pc, -1, "instruction", "tcgen05.shift is not modelled");
-      throw Stopped();
-    default: break;
+  case Operation::tc_alloc:
+    return t.allocate(w, g, in, mask);
+  case Operation::tc_dealloc:
+  case Operation::tc_relinquish:
+    return t.release(w, g, in, mask);
+  case Operation::tc_ld:
+    return t.load(w, g, in, mask);
+  case Operation::tc_st:
+    return t.store(w, g, in, mask);
+  case Operation::tc_wait:
+    return t.wait(w, g, in, mask);
+  case Operation::tc_fence:
+    return t.fence(w, in, mask);
+  case Operation::tc_shift:
+    hazard(Hazard::DECODE_UNSUPPORTED, Severity::error, &w, mask, g.pc, -1, "instruction",
+           "tcgen05.shift is not modelled");
+    throw Stopped();
+  default:
+    break;
   }
   for (int lane = 0; lane < lanes; ++lane) {  // each thread issues for itself
     if (!(mask >> lane & 1)) continue;
     switch (static_cast<Operation>(in.operation)) {
-      case Operation::tc_mma: t.product(w, lane, g.pc, in); break;
-      case Operation::tc_commit: t.commit(w, lane, g.pc, in); break;
-      default: t.copy(w, lane, g.pc, in); break;
+    case Operation::tc_mma:
+      t.product(w, lane, g.pc, in);
+      break;
+    case Operation::tc_commit:
+      t.commit(w, lane, g.pc, in);
+      break;
+    default:
+      t.copy(w, lane, g.pc, in);
+      break;
     }
   }
   return Step::next;
@@ -393,9 +418,15 @@ bool Machine::run_tcgen05(TcQueue& queue) {
   queue.operations.pop_front();
   Tcgen05 t{*this};
   switch (op.kind) {
-    case TcOperation::product: t.run_product(op); break;
-    case TcOperation::commit: t.run_commit(op); break;
-    default: t.run_copy(op); break;
+  case TcOperation::product:
+    t.run_product(op);
+    break;
+  case TcOperation::commit:
+    t.run_commit(op);
+    break;
+  default:
+    t.run_copy(op);
+    break;
   }
   record(*op.warp, op.at, 1, -300 - op.warp->index, op.number);
   return true;

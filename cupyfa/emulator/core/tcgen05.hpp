@@ -1,4 +1,4 @@
-// What the two files of tcgen05 share: accesses to tensor memory, and how they are checked.
+// What the files of tcgen05 share: accesses to tensor memory, and how they are checked.
 //
 // Orders are proved as in shared memory (shadow.hpp), with two differences. A warp's tcgen05.ld and tcgen05.st are
 // asynchronous: slots of the warp count those that a tcgen05.wait has covered. And the order between threads needs
@@ -46,12 +46,15 @@ struct Tcgen05 {
   void mark_pending(const TmemRegion& r, int change);
   Step allocate(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step release(Warp& w, Group& g, const Instruction& in, u32 mask);
+  void found(Hazard h, const TmemAccess& a, const TmemRegion& r, u32 column, u32 quarter, i32 other,
+             const char* detail);
+  void bad(Hazard h, Warp& w, u32 mask, i32 at, std::string object, std::string detail, i32 other = -1);
+
+  // tmem_access.cpp
   Step load(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step store(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step wait(Warp& w, Group& g, const Instruction& in, u32 mask);
   Step fence(Warp& w, const Instruction& in, u32 mask);
-  void found(Hazard h, const TmemAccess& a, const TmemRegion& r, u32 column, u32 quarter, i32 other, const char* detail);
-  void bad(Hazard h, Warp& w, u32 mask, i32 at, std::string object, std::string detail, i32 other = -1);
 
   // tcgen05.cpp
   TcQueue& queue(Warp& w, int lane);

@@ -25,6 +25,17 @@ constexpr uint32_t element_bytes(uint8_t type) {
   return type < sizeof(sizes) ? sizes[type] : 0;
 }
 
+/// Whether these are the bytes of a map that tensormap.py can have written.
+constexpr bool valid(const TensorMap& m) {
+  bool good = m.magic == tensor_map_magic && element_bytes(m.type) && m.rank >= 1 && m.rank <= 5 &&
+              (m.swizzle == 0 || m.swizzle == 32 || m.swizzle == 64 || m.swizzle == 128) && m.fill <= 1;
+  for (int d = 0; d < 5; ++d)
+    good = good && m.box[d] >= 1 && m.box[d] <= 256 && m.element_strides[d] >= 1 && m.element_strides[d] <= 8 &&
+           m.shape[d] >= 1 && m.shape[d] <= uint64_t{1} << 32;
+  for (const uint64_t stride : m.strides) good = good && stride < uint64_t{1} << 40;
+  return good;
+}
+
 /// The swizzle permutes 16-byte chunks by absolute address bits: 128 bytes: 4-6 ^= 7-9; 64: 4-5 ^= 7-8; 32: 4 ^= 7.
 constexpr uint32_t swizzled(uint32_t address, uint32_t bytes) {
   return address ^ (address >> 3 & (bytes == 128 ? 0x70u : bytes == 64 ? 0x30u : bytes == 32 ? 0x10u : 0u));

@@ -124,7 +124,8 @@ Step Machine::wgmma(Warp& w, Group& g, const Instruction& in, u32 mask) {
     return static_cast<u64>(uniform(w, r.source(entry[0]), mask, g.pc, "matrix descriptor")) |
            static_cast<u64>(uniform(w, r.source(entry[1]), mask, g.pc, "matrix descriptor")) << 32;
   };
-  op.descriptors[me] = {shape.a_registers ? 0 : descriptor(a), descriptor(b) + static_cast<u64>(static_cast<i64>(in.bias))};
+  op.descriptors[me] = {shape.a_registers ? 0 : descriptor(a), descriptor(b) + static_cast<u64>(static_cast<i64>(in.bias)) +
+                                                             (static_cast<u64>(static_cast<i64>(in.imm)) << 32)};
   const u32 p = r.predicate(b[2]) & mask;
   op.scale[me] = p != 0;
   if (p != 0 && p != mask && !reported(Hazard::WARP_NOT_UNIFORM, g.pc, -1))

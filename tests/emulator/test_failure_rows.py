@@ -1,0 +1,334 @@
+"""Rows of the specification's failure tables, planted in the compiled Hopper forward kernel (docs/failure_lab.md).
+
+A test's name has the section and the row. Each plants the fault in the decoded kernel and says which checks notice it
+under the eight fixed schedules; a row that costs nothing but time must be noticed by none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import pytest
+from emulator.mutation import SUBJECTS, VALUE, Laboratory, Subject, lies_at
+from nvrtc_tools import import_nvrtc
+
+from cupyfa.emulator import POLICIES, EmulatedKernel, edit, isa
+from cupyfa.emulator.mutate import OPERATORS, place_of, source_path
+from cupyfa.emulator.program import Program
+
+SUBJECT = {subject.name: subject for subject in SUBJECTS}
+FULL, WITHOUT_OVERLAP = SUBJECT["full"], SUBJECT["without overlap"]
+
+# Lines of the kernel; a text may begin on the line before, where one line alone stands at several places.
+P, C, E = "hopper/producer.cuh: ", "hopper/consumer.cuh: ", "hopper/epilogue.cuh: "
+FIRST_K = P + "if (last >= 0) load<S, S.tile_n>(p.k, K.acquire()"
+NEXT_K = P + "if (j > 0) load<S, S.tile_n>(p.k, K.acquire()"
+LOAD_V = P + "load<S, S.tile_n>(p.v, V.acquire()"
+FIRST_K_WAIT = C + "Slot k = K_.wait();"
+SECOND_K_WAIT = C + "if (blocks.end > 1) k = K_.wait();"
+K_WAIT = C + "if (j > 0) k = K_.wait();"
+V_WAIT = C + "// S_j = Q K_j' const Slot v = V_.wait();"
+FIRST_S = C + "complete<0>(scores);  // proves S of the last block"
+FIRST_K_RELEASE = FIRST_S + " release(k);"
+S = C + "complete<1>(scores);"
+K_RELEASE = C + "O is still in flight release(k);"
+O = C + "complete<0>(O);  // proves O, and"
+V_RELEASE = C + "no longer reads P and V release(v);"
+LAST_V_RELEASE = C + "// proves the last O release(v);"
+CREDIT = C + "if (S.pingpong && last) ptx::bar_arrive(next_, participants);"
+TURN, PASS, FINISH = C + "turn_.wait();", C + "turn_.pass();", C + "mainloop.finish();"
+LAST_PASS = C + "} turn_.pass();"
+Q_WAIT = C + "const Slot q = Q.wait();"
+NEXT_S = C + "issue_scores<S>(scores, q, k.data);  // S_j"
+SCALE = C + "scale_rows(O, shrink);"
+PROXY_FENCE = E + "ptx::fence_proxy_async_shared_cta();"
+WRITTEN, CONSTANT = 2, 8
+
+#: A read of what TMA writes, without the wait: the checks know whether the copy had landed by then.
+READ_TOO_EARLY = {"SHARED_READ_OF_IN_FLIGHT_TMA_DATA", "SHARED_READ_NOT_ORDERED_AFTER_WRITE"}
+
+
+@functools.cache
+def laboratory(subject: Subject) -> Laboratory:
+    import_nvrtc()
+    return Laboratory(subject)
+
+
+@pytest.fixture
+def kernel() -> Program:
+    return laboratory(FULL).kernel.program
+
+
+@pytest.fixture
+def without_overlap() -> Program:
+    return laboratory(WITHOUT_OVERLAP).kernel.program
+
+
+def noticed(program: Program, subject: Subject = FULL) -> set[str]:
+    """The first thing that the checks say, under each schedule and on each problem of the subject."""
+    lab = laboratory(subject)
+    mutant = EmulatedKernel(lab.kernel.device, program)
+    found = {
+        bench.check_of(mutant, policy, lab.limits[number, policy])
+        for number, bench in enumerate(lab.benches())
+        for policy in POLICIES
+    }
+    return {check for check in found if check is not None}
+
+
+def hazards(program: Program, policy: str = "eager") -> dict[str, set[str]]:
+    """All errors of a run that is not stopped at the first, and the lines where they were seen."""
+    bench = laboratory(FULL).benches()[0]
+    mutant = EmulatedKernel(bench.kernel.device, program)
+    run = bench.launch(mutant, policy, stop_at_error=False, max_instructions=1_000_000)
+    found: dict[str, set[str]] = {}
+    for finding in run.findings:
+        where = "" if finding.place is None else f"{source_path(finding.place.file)}:{finding.place.line}"
+        found.setdefault(finding.hazard, set()).add(where)
+    return found
+
+
+def places(program: Program, operation: str, *marks: str) -> list[int]:
+    """The records of an operation that come from these source lines."""
+    names = edit.named(program)
+    found = [i for i, name in enumerate(names) if name == operation and lies_at(place_of(program, i), marks)]
+    assert found, marks
+    return found
+
+
+def place(program: Program, operation: str, *marks: str) -> int:
+    (index,) = places(program, operation, *marks)
+    return index
+
+
+def applied(program: Program, operator: str, indices: Iterable[int], variant: str = "") -> Program:
+    """The program with an operator applied to some records."""
+    for index in indices:
+        program = dict(OPERATORS[operator](program, edit.named(program), index))[variant]
+    return program
+
+
+def writer_before(program: Program, index: int, operand: int) -> int:
+    """The last record in front of another that writes an operand of it."""
+    row = int(edit.entries(program, index)[operand])
+    return max(i for i in range(index) if row in edit.rows(program, i, True))
+
+
+def loops(program: Program, index: int) -> list[tuple[int, int]]:
+    """(head, branch back) of the loops around a record, the innermost first."""
+    return sorted(
+        [(target, source) for source, target in edit.branches(program) if target <= index <= source],
+        key=lambda loop: loop[1] - loop[0],
+    )
+
+
+def set_at(program: Program, index: int, row: int, value: int) -> Program:
+    """Assign a constant to a row in front of a record."""
+    program, constant = edit.constant(edit.inserted(program, index, 0), value)
+    kind = isa.TYPES["b32"]
+    return edit.with_operation(program, index, "mov", (row, constant), (WRITTEN, CONSTANT), type=kind, guard=-1)
+
+
+def with_state_reset(program: Program, wait: int, parity: int) -> Program:
+    """The state of the ring that this wait belongs to starts afresh at each tile."""
+    names, operands = edit.named(program), [list(map(int, edit.entries(program, i))) for i in range(len(program.code))]
+    # RingWalk::advance: stage = last ? 0 : stage + 1; parity ^= last.
+    stage_row = next(
+        operands[i][0]
+        for i in range(wait + 1, len(operands))
+        if names[i] == "selp" and operands[i][1] < 0 <= operands[i][2] and program.constants[~operands[i][1]] == 0
+    )
+    head = loops(program, wait)[-1][0]
+    return set_at(set_at(program, head, operands[wait][4], parity), head, stage_row, 0)
+
+
+def last_warpgroup_only(program: Program, index: int, credit: int) -> Program:
+    """A record is executed by the last consumer warpgroup alone, as the first credit is."""
+    around = max(i for i in range(credit) if edit.named(program)[i] == "bra" and program.code["guard"][i] >= 0)
+    skips, negated = (int(program.code[field][around]) for field in ("guard", "guard_negated"))
+    return edit.with_fields(program, index, guard=skips, guard_negated=1 - negated)
+
+
+def arrival(program: Program, mark: str) -> int:
+    return place(program, "mbarrier_arrive", mark)
+
+
+def wait(program: Program, mark: str) -> int:
+    return place(program, "mbarrier_wait", mark)
+
+
+class TestHopperMachine:
+    """0x02: copies, matrix units, registers."""
+
+    def test_0x02_row_1_consumer_does_not_wait(self, kernel: Program) -> None:
+        found = noticed(applied(kernel, "drop", [wait(kernel, FIRST_K_WAIT)]))
+        assert found
+        assert found <= READ_TOO_EARLY
+
+    def test_0x02_row_2_score_is_read_without_its_wait(self, kernel: Program) -> None:
+        assert noticed(applied(kernel, "drop", [place(kernel, "wgmma_wait", S)])) == {"WGMMA_REGISTER_READ_IN_FLIGHT"}
+
+    def test_0x02_row_3_no_proxy_fence_before_the_store_of_o(self, kernel: Program) -> None:
+        fence = place(kernel, "fence_proxy_async", PROXY_FENCE)
+        assert noticed(applied(kernel, "drop", [fence])) == {"SHARED_MISSING_PROXY_FENCE"}
+
+    def test_0x02_row_5_registers_are_not_released(self, kernel: Program) -> None:
+        release = place(kernel, "setmaxnreg", "hopper/fwd.cu: setmaxnreg_dec")
+        assert noticed(applied(kernel, "drop", [release])) == {"REGISTERS_POOL_DEADLOCK"}
+
+    def test_0x02_row_6_too_few_bytes(self, kernel: Program) -> None:
+        """One panel of two: the phase completes with the first of them."""
+        half = edit.with_fields(kernel, arrival(kernel, NEXT_K), bias=-(128 * 64 * 2))
+        assert "MBARRIER_FLIP_WITH_TMA_IN_FLIGHT" in noticed(half)
+
+    def test_0x02_row_7_too_many_bytes(self, kernel: Program) -> None:
+        assert noticed(applied(kernel, "bytes", [arrival(kernel, NEXT_K)], "+16")) == {"PROGRESS_DEADLOCK"}
+
+    def test_0x02_row_11_no_fence_before_the_product(self, kernel: Program) -> None:
+        fences = places(kernel, "wgmma_fence", NEXT_S)
+        assert noticed(applied(kernel, "drop", fences)) == {"WGMMA_MISSING_FENCE"}
+
+
+class TestRing:
+    """0x03: producer, consumers and the shared-memory ring."""
+
+    def test_0x03_row_1_pipelines_row_8_state_of_the_producer_starts_afresh(self, kernel: Program) -> None:
+        found = noticed(with_state_reset(kernel, wait(kernel, FIRST_K), 1))
+        assert {"MBARRIER_OVER_ARRIVAL", "SHARED_WRITE_TO_BUFFER_BEING_READ"} <= found
+
+    def test_0x03_row_1_pipelines_row_8_state_of_the_consumers_starts_afresh(self, kernel: Program) -> None:
+        found = noticed(with_state_reset(kernel, wait(kernel, FIRST_K_WAIT), 0))
+        assert "PROGRESS_DEADLOCK" in found
+        assert found & READ_TOO_EARLY
+
+    def test_0x03_row_2_pipelines_row_10_the_producer_leaves_out_a_block(self, kernel: Program) -> None:
+        """Its loop over the blocks of a tile ends before block 0."""
+        (_, back) = loops(kernel, wait(kernel, LOAD_V))[1]
+        predicate = -1 - int(kernel.code["guard"][back])
+        test = max(i for i in range(back) if predicate in edit.rows(kernel, i, True))
+        program, one = edit.constant(kernel, 1)
+        assert noticed(edit.with_entries(program, test, {3: one})) == {"PROGRESS_DEADLOCK"}
+
+    def test_0x03_row_3_a_path_ends_without_releasing_v(self, kernel: Program) -> None:
+        assert noticed(applied(kernel, "drop", [arrival(kernel, LAST_V_RELEASE)])) == {"PROGRESS_DEADLOCK"}
+
+    @pytest.mark.parametrize("release", [FIRST_K_RELEASE, K_RELEASE], ids=["first", "loop"])
+    def test_0x03_row_4_0x05_row_6_k_is_released_before_its_wait(self, kernel: Program, release: str) -> None:
+        early = applied(kernel, "early-arrival", [arrival(kernel, release)])
+        assert noticed(early) == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
+
+    @pytest.mark.parametrize("release", [V_RELEASE, LAST_V_RELEASE], ids=["loop", "last"])
+    def test_0x03_row_5_0x05_row_6_v_is_released_before_its_wait(self, kernel: Program, release: str) -> None:
+        early = applied(kernel, "early-arrival", [arrival(kernel, release)])
+        assert noticed(early) == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
+
+    def test_0x03_row_6_pipelines_row_9_nothing_is_released(self, kernel: Program) -> None:
+        releases = [arrival(kernel, mark) for mark in (FIRST_K_RELEASE, K_RELEASE, V_RELEASE, LAST_V_RELEASE)]
+        assert noticed(applied(kernel, "drop", releases)) == {"PROGRESS_DEADLOCK"}
+
+    def test_0x03_row_7_a_release_has_no_produced_slot(self, kernel: Program) -> None:
+        assert "SHARED_WRITE_TO_BUFFER_BEING_READ" in noticed(applied(kernel, "twice", [arrival(kernel, K_RELEASE)]))
+
+    def test_0x03_row_8_the_parity_is_ignored(self, kernel: Program) -> None:
+        program, zero = edit.constant(kernel, 0)
+        for mark in (FIRST_K_WAIT, SECOND_K_WAIT, K_WAIT):
+            program = edit.with_entries(program, wait(program, mark), {4: zero})
+        found = noticed(program)
+        assert "PROGRESS_DEADLOCK" in found
+        assert found & READ_TOO_EARLY
+
+
+class TestPingpong:
+    """0x04: turns of the consumer warpgroups."""
+
+    def test_0x04_row_1_pipelines_row_12_no_first_credit(self, kernel: Program) -> None:
+        assert noticed(applied(kernel, "drop", [place(kernel, "bar", CREDIT)])) == {"PROGRESS_DEADLOCK"}
+
+    @pytest.mark.parametrize("more", [-128, 128])
+    def test_0x04_rows_2_and_3_pipelines_row_13_wrong_number_of_participants(self, kernel: Program, more: int) -> None:
+        program = kernel
+        for index in [i for mark in (CREDIT, TURN, PASS, FINISH) for i in places(kernel, "bar", mark)]:
+            program = edit.with_fields(program, index, bias=more)
+        found = noticed(program)
+        assert found
+        assert found <= {"BARRIER_COUNT_MISMATCH", "PROGRESS_DEADLOCK"}
+
+    def test_0x04_row_2_the_sides_disagree(self, kernel: Program) -> None:
+        turn = edit.with_fields(kernel, place(kernel, "bar", TURN), bias=-128)
+        assert noticed(turn) == {"BARRIER_COUNT_MISMATCH"}
+
+    def test_0x04_row_4_the_producer_is_not_subtracted(self, kernel: Program) -> None:
+        """Waits name the barrier of the physical warpgroup, arrivals that of the logical one."""
+        own = writer_before(kernel, place(kernel, "bar", TURN), 2)
+        assert edit.named(kernel)[own] == "add"
+        program, shifted = edit.constant(kernel, 2)
+        assert noticed(edit.with_entries(program, own, {2: shifted})) == {"PROGRESS_DEADLOCK"}
+
+    def test_0x04_row_5_pipelines_row_14_one_group_leaves_out_a_call(self, kernel: Program) -> None:
+        program = last_warpgroup_only(kernel, place(kernel, "bar", PASS), place(kernel, "bar", CREDIT))
+        assert noticed(program) == {"PROGRESS_DEADLOCK"}
+
+    def test_0x04_row_6_pipelines_row_15_the_last_pass_is_left_out(self, without_overlap: Program) -> None:
+        program = applied(without_overlap, "drop", [place(without_overlap, "bar", LAST_PASS)])
+        assert noticed(program, WITHOUT_OVERLAP) == {"PROGRESS_DEADLOCK"}
+
+    def test_0x04_row_7_pipelines_row_16_a_credit_for_each_tile(self, kernel: Program) -> None:
+        credit, head = place(kernel, "bar", CREDIT), loops(kernel, wait(kernel, Q_WAIT))[-1][0]
+        program, first_barrier = edit.constant(kernel, 1)
+        program = edit.inserted(edit.with_entries(program, credit, {2: first_barrier}), head, credit)
+        assert noticed(last_warpgroup_only(program, head, credit)) == {"BARRIER_COUNT_MISMATCH"}
+
+    @pytest.mark.parametrize("mark", [K_WAIT, V_WAIT], ids="KV")
+    def test_0x04_row_8_the_token_is_taken_for_readiness(self, kernel: Program, mark: str) -> None:
+        found = noticed(applied(kernel, "drop", [wait(kernel, mark)]))
+        assert found
+        assert found <= READ_TOO_EARLY
+
+
+class TestTwoStages:
+    """0x05: two stages inside one warpgroup."""
+
+    def test_0x05_row_1_pipelines_row_17_a_helper_that_waits_costs_time_only(self, kernel: Program) -> None:
+        commit = place(kernel, "wgmma_commit", NEXT_S)
+        assert noticed(edit.inserted(kernel, commit + 1, place(kernel, "wgmma_wait", FIRST_S))) == set()
+
+    def test_0x05_row_2_wait_0_where_1_was_meant_costs_time_only(self, kernel: Program) -> None:
+        assert noticed(edit.with_fields(kernel, place(kernel, "wgmma_wait", S), imm=0)) == set()
+
+    def test_0x05_row_3_pipelines_row_18_the_wait_covers_too_little(self, kernel: Program) -> None:
+        late = applied(kernel, "pending", [place(kernel, "wgmma_wait", S)])
+        assert noticed(late) == {"WGMMA_REGISTER_READ_IN_FLIGHT"}
+
+    def test_0x05_row_4_p_is_overwritten_while_pv_reads_it(self, kernel: Program) -> None:
+        found = hazards(applied(kernel, "drop", [place(kernel, "wgmma_wait", O)]))
+        (convert,) = {place_of(kernel, i).file for i in places(kernel, "cvt_pack", C + "round_from<S>(P, scores);")}
+        assert any(line.startswith(convert) for line in found["WGMMA_REGISTER_WRITE_IN_FLIGHT"])
+
+    def test_0x05_row_5_o_is_rescaled_while_pv_is_in_flight(self, kernel: Program) -> None:
+        found = hazards(applied(kernel, "drop", [place(kernel, "wgmma_wait", O)]))
+        (scale,) = {(p := place_of(kernel, i)).file + f":{p.line}" for i in places(kernel, "mul", SCALE)}
+        assert found["WGMMA_REGISTER_READ_IN_FLIGHT"] == {scale}
+
+    def test_0x05_row_10_o_stays_in_the_old_frame(self, kernel: Program) -> None:
+        program, one = edit.constant(kernel, 0x3F80_0000)
+        for index in places(kernel, "mul", SCALE):
+            program = edit.with_entries(program, index, {1: one})
+        assert noticed(program) == {VALUE}
+
+
+class TestPipelines:
+    """Pipelines and synchronisation; the rows that no other section has."""
+
+    def test_pipelines_row_7_0x02_row_1_a_stage_is_refilled_too_early(self, kernel: Program) -> None:
+        found = noticed(applied(kernel, "drop", [wait(kernel, NEXT_K)]))
+        assert found <= {
+            "SHARED_WRITE_NOT_ORDERED_AFTER_WRITE",
+            "SHARED_WRITE_TO_BUFFER_BEING_READ",
+            "MBARRIER_OVER_ARRIVAL",
+        }
+        assert found
+
+    def test_pipelines_row_19_the_producer_keeps_too_many_registers(self, kernel: Program) -> None:
+        keeps = applied(kernel, "registers", [place(kernel, "setmaxnreg", "hopper/fwd.cu: setmaxnreg_dec")])
+        assert noticed(keeps) == {"REGISTERS_POOL_DEADLOCK"}

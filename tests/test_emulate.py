@@ -1,0 +1,341 @@
+"""Calls under the emulator: bad input, results, hazards as exceptions, the command line, the rung of `explain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from nvrtc_tools import import_nvrtc
+
+import cupyfa
+from cupyfa import HazardError, UnsupportedError, emulate, emulate_command
+from cupyfa.emulator import POLICIES, EmulatedKernel, Run
+from cupyfa.emulator.mutate import Mutant, mutants
+from cupyfa.explain import Rung
+from cupyfa.oracles import dense
+from cupyfa.testing import assert_close, assert_lse_close, guarded_empty, random_array, score_magnitude
+
+SHAPES = ((1, 130, 2, 64), (1, 150, 1, 64), (1, 150, 1, 64))
+
+
+def inputs(dtype: Any = ml_dtypes.bfloat16) -> tuple[Any, Any, Any]:
+    q, k, v = (random_array(shape, dtype, seed) for seed, shape in enumerate(SHAPES))
+    return q, k, v
+
+
+def strided(shape: tuple[int, ...], offset: int = 0, spare: int = 8) -> Any:
+    """An array that lies in one with more columns, `offset` elements behind a multiple of 256 bytes."""
+    *rest, columns = shape
+    wide = guarded_empty((*rest, columns + spare), np.float16, np, poison=0.0).array
+    return wide[..., offset : offset + columns]
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    import_nvrtc()
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"q": [1]}, TypeError, "attention: q is a list; the emulator needs a numpy.ndarray"),
+        ({"v": None}, TypeError, "attention: v is a NoneType; the emulator needs a numpy.ndarray"),
+        ({"out": 3}, TypeError, "attention: out is a int; the emulator needs a numpy.ndarray"),
+        ({"arch": "sm_80"}, ValueError, "attention: arch is 'sm_80'; kernels exist for sm_90a"),
+        ({"layout": "SBHD"}, ValueError, "attention: layout is 'SBHD'"),
+        ({"causal": 3}, TypeError, "attention: causal is 3"),
+        ({"k": np.zeros((1, 150, 1, 64))}, TypeError, "attention: k has dtype float64"),
+        ({"config": {"tile": 3}}, ValueError, "attention: config has the field 'tile'"),
+        ({"sms": 0}, ValueError, "sms"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str, nvrtc: None) -> None:
+    arguments = dict(zip("qkv", inputs(), strict=True)) | changes
+    with pytest.raises(error, match=re.escape(message)):
+        emulate.prepare(**arguments)
+
+
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_read_only_results(name: str, nvrtc: None) -> None:
+    arrays = {"out": np.zeros(SHAPES[0], np.float16), "lse": np.zeros((1, 2, 130), np.float32)}
+    arrays[name].flags.writeable = False
+    with pytest.raises(ValueError, match=f"^attention: {name} is read-only; it must be writable$"):
+        emulate.prepare(*inputs(np.float16), **arrays)
+
+
+def test_arrays_must_be_as_a_gpu_needs_them(nvrtc: None) -> None:
+    q, k, v = inputs(np.float16)
+    with pytest.raises(
+        ValueError, match=r"^attention: k has stride 136 bytes on its seqlen axis; it must be a multiple"
+    ):
+        emulate.prepare(q, strided(SHAPES[1], spare=4), v)
+    with pytest.raises(ValueError, match=r"^attention: k .* multiple of 16"):
+        emulate.prepare(q, strided(SHAPES[1], offset=4), v)
+    with pytest.raises(UnsupportedError, match="head_dim"):
+        emulate.prepare(*(x[..., :60] for x in (q, k, v)))
+
+
+def test_strided_arrays_are_read_in_place(nvrtc: None) -> None:
+    q, k, v = inputs(np.float16)
+    k_wide = strided(SHAPES[1])
+    k_wide[...] = k
+    plain = emulate.attention(q, k, v, sms=1)
+    other = emulate.attention(q, k_wide, v, sms=1)
+    assert other.run.verdict == "clean"
+    assert np.array_equal(plain.out, other.out)
+
+
+# --- results ---
+
+
+@pytest.mark.parametrize("layout", ["BSHD", "BHSD"])
+def test_backend_of_attention_is_the_emulator(layout: Any, nvrtc: None) -> None:
+    q, k, v = inputs()
+    reference, reference_lse = dense.attention(q, k, v, causal=True)
+    same_precision, _ = dense.same_precision(q, k, v, causal=True)
+    magnitude = score_magnitude(q, k)
+    if layout == "BHSD":
+        q, k, v, reference, same_precision = (x.swapaxes(1, 2) for x in (q, k, v, reference, same_precision))
+    out, lse = cupyfa.attention(q, k, v, causal=True, layout=layout, return_lse=True, backend="emulator")
+    direct = emulate.attention(q, k, v, causal=True, layout=layout)
+    assert np.array_equal(out.view(np.uint16), direct.out.view(np.uint16))
+    assert np.array_equal(lse, direct.lse)
+    assert direct.run.verdict == "clean"
+    assert_close(out, reference, same_precision)
+    assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
+
+
+def test_results_in_place(nvrtc: None) -> None:
+    q, k, v = inputs()
+    out, lse = np.empty_like(q), np.empty((1, 2, 130), np.float32)
+    assert cupyfa.attention(q, k, v, out=out, lse=lse, backend="emulator") is out
+    expected = emulate.attention(q, k, v)
+    assert np.array_equal(out.view(np.uint16), expected.out.view(np.uint16))
+    assert np.array_equal(lse, expected.lse)
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ValueError, match=r"^attention: backend is 'cuda'; it must be 'emulator' or None$"):
+        cupyfa.attention(*inputs(), backend="cuda")  # type: ignore[call-overload]
+
+
+# --- hazards ---
+
+
+def early_k_release(prepared: emulate.Prepared) -> Mutant:
+    """The kernel without the wait that proves the scores, and with it that the product no longer reads K."""
+    assert prepared.kernel is not None
+    for mutant in mutants(prepared.kernel.program):
+        calls = [Path(file).name for file, _ in mutant.place.callers]
+        if mutant.operator == "drop" and "wgmma.wait_group" in mutant.place.text and "consumer.cuh" in calls:
+            return mutant
+    raise AssertionError("the kernel has no wait for a product")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, nvrtc: None) -> str:
+    """Calls run a mutant in place of the kernel; its name."""
+    launch = emulate.Prepared.launch
+
+    def launch_mutant(self: emulate.Prepared, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
+        assert self.kernel is not None
+        return launch(self, EmulatedKernel(self.kernel.device, mutant.program), **options)
+
+    mutant = early_k_release(emulate.prepare(*inputs(), sms=1))
+    monkeypatch.setattr(emulate.Prepared, "launch", launch_mutant)
+    return mutant.name
+
+
+def test_a_hazard_raises_and_carries_the_run(broken: str) -> None:
+    with pytest.raises(HazardError) as caught:
+        cupyfa.attention(*inputs(), backend="emulator")
+    run = caught.value.run
+    assert isinstance(run, Run)
+    assert run.verdict == "error"
+    assert "WGMMA_REGISTER_READ_IN_FLIGHT" in run.hazards
+    assert "WGMMA_REGISTER_READ_IN_FLIGHT" in str(caught.value)
+    assert re.search(r"^    against: cuda/ptx/wgmma.cuh:\d+ \(from cuda/hopper/gemm.cuh:\d+", str(run), re.MULTILINE)
+
+
+def test_emulate_attention_reports_and_does_not_raise(broken: str) -> None:
+    assert emulate.attention(*inputs(), sms=1).run.verdict == "error"
+
+
+def test_a_report_is_short_and_its_json_complete(broken: str) -> None:
+    run = emulate.attention(*inputs(), sms=1).run
+    assert len(run.findings) > 20
+    text = str(run)
+    assert len(text.splitlines()) < 20 * len(set(run.hazards))
+    assert re.search(r"^error: WGMMA_REGISTER_READ_IN_FLIGHT: at \d+ more pairs of places$", text, re.MULTILINE)
+    assert len(json.loads(run.to_json())["findings"]) == len(run.findings)
+
+
+# --- events ---
+
+
+def test_events_tell_the_life_of_a_slot(nvrtc: None) -> None:
+    prepared = emulate.prepare(*inputs(), sms=1)
+    run = prepared.launch(record=True)
+    assert prepared.launch().events == ()
+    assert [event.time for event in run.events] == sorted(event.time for event in run.events)
+    copies = [e for e in run.events if e.object >= 0 and "cp.async.bulk.tensor" in e.place.text]
+    assert {e.kind for e in copies} == {"issue", "complete"}
+    assert {e.warp for e in copies} == {0}  # the producer
+    first = {(e.object, e.value): e.time for e in reversed(copies) if e.kind == "issue"}
+    waits = {(e.object, e.value - 1): e.time for e in reversed(run.events) if e.kind == "wait" and e.object >= 0}
+    assert all(waits[key] > time for key, time in first.items())
+    stores = [e for e in run.events if e.object == -100]
+    assert [e.kind for e in stores].count("issue") == [e.kind for e in stores].count("complete") > 0
+    products = {e.object for e in run.events if e.place.text.startswith("wgmma.mma_async")}
+    consumers = prepared.selection.spec.tile_m // 64
+    assert products == {-201 - warpgroup for warpgroup in range(consumers)}
+
+
+# --- the command ---
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Run ``python -m cupyfa emulate`` in this process; exit status and what it says."""
+    parser = argparse.ArgumentParser(prog="emulate")
+    emulate_command.add_arguments(parser)
+    lines: list[str] = []
+    status = emulate_command.run(parser.parse_args(arguments), lines.append)
+    return status, "\n".join(lines)
+
+
+SMALL = ("--shape", "1,130,150,2,1,64", "--causal")
+
+
+def test_command_runs_every_policy(nvrtc: None) -> None:
+    status, text = command(*SMALL)
+    assert status == 0
+    assert [line.split()[0] for line in text.splitlines()] == list(POLICIES)
+    assert all(": clean, right result, " in line for line in text.splitlines())
+
+
+def test_command_with_a_config_and_one_policy(nvrtc: None, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    options = ("--config", "pingpong=False", "--config", "tile_n=64", "--policy", "lazy", "--json", str(path))
+    status, text = command(*SMALL, "--seed", "3", "--dtype", "float16", *options)
+    assert (status, text.count("\n")) == (0, 0)
+    assert text.startswith("lazy           seed 3: clean, right result, ")
+    (report,) = json.loads(path.read_text())
+    assert report["arguments"]["config"] == {"pingpong": False, "tile_n": 64}
+    assert (report["verdict"], report["findings"], report["wrong"]) == ("clean", [], "")
+
+
+def test_command_replays_what_failed(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, again = tmp_path / "report.json", tmp_path / "again.json"
+    status, text = command(*SMALL, "--policy", "lazy", "--json", str(path))
+    assert status == 1
+    assert ": error, " in text
+    (line,) = (line for line in text.splitlines() if line.startswith("again: "))
+    status, _ = command("--replay", str(path), "--json", str(again))
+    assert status == 1
+    (first,), (second,) = json.loads(path.read_text()), json.loads(again.read_text())
+    for report in (first, second):
+        del report["statistics"]["seconds"]
+    assert first == second
+    # The printed command repeats it too, and with the right kernel the failure is gone.
+    words = line.removeprefix("again: python -m cupyfa emulate ").split()
+    assert command(*words)[0] == 1
+    monkeypatch.undo()
+    assert command(*words)[0] == 0
+    assert command("--replay", str(path))[0] == 0
+
+
+def test_replay_of_clean_runs_runs_nothing(nvrtc: None, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    command(*SMALL, "--policy", "eager", "--json", str(path))
+    assert command("--replay", str(path)) == (0, "")
+
+
+def test_a_wrong_result_is_a_failure(nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = emulate.Prepared.launch
+
+    def spoil(self: emulate.Prepared, *arguments: Any, **options: Any) -> Run:
+        run = launch(self, *arguments, **options)
+        self.out[0, 0, 0, 0] += 1
+        return run
+
+    monkeypatch.setattr(emulate.Prepared, "launch", spoil)
+    status, text = command(*SMALL, "--policy", "eager")
+    assert status == 1
+    assert "clean, wrong result, " in text
+    assert "again: python -m cupyfa emulate --shape 1,130,150,2,1,64 " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--shape", "1,2,3"),
+            "'1,2,3' is not batch,seqlen_q,seqlen_k,heads_q,heads_kv,head_dim: six positive integers",
+        ),
+        (("--shape", "1,2,3,4,x,64"), "six positive integers"),
+        (("--shape", "1,0,3,4,4,64"), "six positive integers"),
+        (("--config", "pingpong"), "'pingpong' is not FIELD=VALUE"),
+        (("--policy", "fair"), "invalid choice"),
+        (("--arch", "sm_80"), "invalid choice"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command(*arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+# --- explain ---
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Rung | None]:
+    """No kernel has been emulated yet. Returns what asks `explain` for the rung of `inputs`."""
+    monkeypatch.setattr(emulate, "_ran", set())
+    monkeypatch.setattr(emulate, "_found", set())
+    return lambda: cupyfa.explain(*inputs(), arch="sm_90a").rung
+
+
+def test_a_clean_run_reaches_the_rung_emulated(nvrtc: None, forgetful: Callable[[], Rung | None]) -> None:
+    assert forgetful() is Rung.SASS
+    emulate.attention(*inputs(), sms=1, checks=False)  # proves no order
+    assert forgetful() is Rung.SASS
+    emulate.attention(*inputs(), sms=1)
+    assert forgetful() is Rung.EMULATED
+    assert "rung    emulated: " in str(cupyfa.explain(*inputs(), arch="sm_90a"))
+    other = cupyfa.explain(*inputs(), causal=True, arch="sm_90a")  # another kernel
+    assert other.rung is Rung.SASS
+
+
+def test_a_finding_takes_the_rung_away(
+    nvrtc: None, forgetful: Callable[[], Rung | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = emulate.prepare(*inputs(), sms=1)
+    prepared.launch()
+    mutant = early_k_release(prepared)
+    assert prepared.kernel is not None
+    prepared.launch(EmulatedKernel(prepared.kernel.device, mutant.program))  # says nothing about the kernel itself
+    assert forgetful() is Rung.EMULATED
+    prepared.launch(max_instructions=10)
+    assert forgetful() is Rung.SASS
+    prepared.launch()
+    assert forgetful() is Rung.SASS
+
+
+def test_explain_does_not_import_the_emulator(nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate.attention(*inputs(), sms=1)
+    monkeypatch.delitem(sys.modules, "cupyfa.emulate")
+    assert cupyfa.explain(*inputs(), arch="sm_90a").rung is Rung.SASS
+    assert "cupyfa.emulate" not in sys.modules
