@@ -21,6 +21,19 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+/// The largest of a block's scores in row r of the thread.
+template <int count>
+__device__ inline float block_max(const float (&scores)[count], int r) {
+  // Even and odd columns are two independent chains: half the latency.
+  float even = scores[2 * r], odd = scores[2 * r + 1];
+#pragma unroll
+  for (int i = 4; i < count; i += 4) {
+    even = fmaxf(even, scores[i + 2 * r]);
+    odd = fmaxf(odd, scores[i + 2 * r + 1]);
+  }
+  return quad_max(fmaxf(even, odd));
+}
+
 class OnlineSoftmax {
  public:
   /// `scale_log2` is positive, so that masked scores stay -inf.
@@ -39,14 +52,7 @@ class OnlineSoftmax {
     RowPair shrink;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // Even and odd columns are two independent chains: half the latency.
-      float even = scores[2 * r], odd = scores[2 * r + 1];
-#pragma unroll
-      for (int i = 4; i < count; i += 4) {
-        even = fmaxf(even, scores[i + 2 * r]);
-        odd = fmaxf(odd, scores[i + 2 * r + 1]);
-      }
-      const float maximum = fmaxf(maximum_[r], quad_max(fmaxf(even, odd)));
+      const float maximum = fmaxf(maximum_[r], block_max(scores, r));
       // A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
       const float reference = maximum == minus_infinity ? 0.f : scaled(maximum);
       shrink.row[r] = ptx::ex2_approx_ftz(scaled(maximum_[r]) - reference);

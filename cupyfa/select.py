@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -63,10 +64,10 @@ class Candidate:
 
     Attributes
     ----------
-    head_dim, tile_m, tile_n, q_stages, pingpong
+    head_dim, tile_m, tile_n, q_stages, speculative, pingpong
         As in :class:`cupyfa.spec.FwdSpec`.
-    max_causal_seqlen : int or None
-        The row is only for causal problems with at most this many query rows.
+    max_causal_seqlen : float or None
+        The row is only for causal problems with at most this many query rows; infinite: for all causal problems.
     reason : str
         Why the row is in the table.
     """
@@ -75,8 +76,9 @@ class Candidate:
     tile_m: int
     tile_n: int
     q_stages: int
+    speculative: bool
     pingpong: bool
-    max_causal_seqlen: int | None = None
+    max_causal_seqlen: float | None = None
     reason: str
 
     def objection(self, problem: Problem) -> str | None:
@@ -85,7 +87,7 @@ class Candidate:
             return f"holds head_dim up to {self.head_dim}, the problem has {problem.head_dim}"
         limit = self.max_causal_seqlen
         if limit is not None and not (problem.causal and problem.seqlen_q <= limit):
-            return f"is for causal problems with seqlen_q up to {limit}"
+            return "is for causal problems" + (f" with seqlen_q up to {limit}" if limit < math.inf else "")
         return None
 
     def spec(self, problem: Problem) -> FwdSpec:
@@ -100,6 +102,7 @@ class Candidate:
             causal=problem.causal,
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
+            speculative=self.speculative,
             pingpong=self.pingpong,
             scheduler=Scheduler.PERSISTENT,
             setmaxnreg=True,
@@ -114,6 +117,7 @@ CANDIDATES = (
         tile_m=128,
         tile_n=128,
         q_stages=2,
+        speculative=False,
         pingpong=True,
         max_causal_seqlen=1024,
         reason="short causal tiles: 128 rows waste less on the diagonal than 192",
@@ -123,6 +127,7 @@ CANDIDATES = (
         tile_m=192,
         tile_n=128,
         q_stages=2,
+        speculative=False,
         pingpong=True,
         reason="three warpgroups hide the exponentials, which take as long as the products at head_dim 64",
     ),
@@ -131,14 +136,26 @@ CANDIDATES = (
         tile_m=128,
         tile_n=128,
         q_stages=2,
+        speculative=True,
         pingpong=True,
-        reason="the largest square tile whose O, S and P stay in registers, with room for a second Q",
+        max_causal_seqlen=math.inf,
+        reason="O, S and the two P of a speculative softmax just fit the registers; with a causal mask, turns gain",
+    ),
+    Candidate(
+        head_dim=128,
+        tile_m=128,
+        tile_n=128,
+        q_stages=2,
+        speculative=True,
+        pingpong=False,
+        reason="O, S and the two P of a speculative softmax just fit the registers; without a mask, turns cost",
     ),
     Candidate(
         head_dim=192,
         tile_m=128,
         tile_n=112,
         q_stages=1,
+        speculative=False,
         pingpong=False,
         reason="the most keys that two stages leave room for beside one Q",
     ),
@@ -147,6 +164,7 @@ CANDIDATES = (
         tile_m=128,
         tile_n=80,
         q_stages=1,
+        speculative=False,
         pingpong=False,
         reason="the most keys that two stages leave room for beside one Q",
     ),
@@ -240,7 +258,7 @@ def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
     return f"the row above is preferred for head_dim {best.head_dim}"
 
 
-_SWITCHES = ("overlap", "pingpong", "setmaxnreg")
+_SWITCHES = ("overlap", "speculative", "pingpong", "setmaxnreg")
 _SIZES = {
     "tile_m": (64, 128, 192),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
@@ -293,7 +311,12 @@ def _config_value(name: str, value: Any) -> Any:
 
 
 def _check_combination(spec: FwdSpec) -> None:
-    """Refuse what one consumer warpgroup cannot do; what exceeds shared memory is refused by the compiler."""
+    """Refuse what the schedule cannot do; what exceeds shared memory is refused by the compiler."""
+    if spec.speculative and not spec.overlap:
+        raise ValueError(
+            "attention: config has speculative=True with overlap=False; a speculative softmax runs under the product "
+            "of the block before: set overlap=True, or speculative=False"
+        )
     if spec.tile_m == 64:
         for name in ("pingpong", "setmaxnreg"):
             if getattr(spec, name):

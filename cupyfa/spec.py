@@ -61,6 +61,8 @@ class FwdSpec:
         ``softmax_scale`` is negative.
     overlap : bool
         Overlap of softmax and matrix products within a warpgroup (specification 0x05).
+    speculative : bool
+        Softmax against a retained maximum, checked afterwards (specification 0x09); needs overlap.
     pingpong : bool
         Consumer warpgroups take turns to issue (specification 0x04).
     scheduler : Scheduler
@@ -73,7 +75,8 @@ class FwdSpec:
     --------
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, tile_m=128, tile_n=128, stages=2, q_stages=2, causal=True,
-    ...     negate_scores=False, overlap=True, pingpong=True, scheduler=Scheduler.PERSISTENT, setmaxnreg=True,
+    ...     negate_scores=False, overlap=True, speculative=True, pingpong=True, scheduler=Scheduler.PERSISTENT,
+    ...     setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -88,6 +91,7 @@ class FwdSpec:
     causal: bool
     negate_scores: bool
     overlap: bool
+    speculative: bool
     pingpong: bool
     scheduler: Scheduler
     setmaxnreg: bool
@@ -114,7 +118,9 @@ class FwdSpec:
     def __str__(self) -> str:
         """Return the spec on one short line, for tables and error messages."""
         switches = [
-            name for name in ("causal", "negate_scores", "overlap", "pingpong", "setmaxnreg") if getattr(self, name)
+            name
+            for name in ("causal", "negate_scores", "overlap", "speculative", "pingpong", "setmaxnreg")
+            if getattr(self, name)
         ]
         tiles = f"d{self.head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
         return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()

@@ -372,7 +372,7 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "config-unknown",
         replace(config={"tile": 64}),
         ValueError,
-        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, overlap, pingpong",
+        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, overlap, speculative, pingpong",
     ),
     BadCall(
         "config-head-dim",
@@ -398,6 +398,19 @@ BAD_CALLS: tuple[BadCall, ...] = (
         replace(config={"pingpong": 1}),
         TypeError,
         r"config\['pingpong'\] is 1; it must be True or False$",
+    ),
+    BadCall(
+        "config-speculative-none",
+        replace(config={"speculative": None}),
+        TypeError,
+        r"config\['speculative'\] is None; it must be True or False$",
+    ),
+    BadCall(
+        "config-speculative-without-overlap",
+        replace(config={"speculative": True, "overlap": False}),
+        ValueError,
+        "config has speculative=True with overlap=False; .*: set overlap=True, or speculative=False$",
+        Where.GPU_RULES,
     ),
     BadCall(
         "config-scheduler",

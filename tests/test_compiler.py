@@ -52,7 +52,8 @@ TABLE = [
     if suits(row, causal)
 ]
 SWITCHES: list[dict[str, Any]] = [
-    {"overlap": False},
+    {"overlap": False, "speculative": False},
+    {"speculative": False},
     {"pingpong": False},
     {"scheduler": Scheduler.ONE_TILE},
     {"tile_m": 64, "setmaxnreg": False, "pingpong": False},
@@ -132,32 +133,49 @@ def sass(spec: FwdSpec, folder: Path) -> list[str]:
     return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*(.*?)\s*;", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("row", CANDIDATES, ids=lambda row: f"d{row.head_dim}-{row.tile_m}x{row.tile_n}")
-def test_softmax_runs_under_the_products(row: Candidate, tmp_path: Path) -> None:
-    head_dim = row.head_dim
-    code = sass(spec_of(row, dtype=DType.BFLOAT16, causal=suits(row, True)), tmp_path)
-    assert not [line for line in code if re.match(r"(LDL|STL)\b", line)]  # no local memory
-    scores, output = f"HGMMA.64x{row.tile_n}x16.F32.BF16", f"HGMMA.64x{head_dim}x16.F32.BF16"
+LOOPS = [spec_of(row, dtype=DType.BFLOAT16, causal=suits(row, True)) for row in CANDIDATES]
+LOOPS.append(dataclasses.replace(SPEC, speculative=False))
+
+
+@pytest.mark.parametrize("spec", LOOPS, ids=str)
+def test_softmax_runs_under_the_products(spec: FwdSpec, tmp_path: Path) -> None:
+    code = sass(spec, tmp_path)
+
+    def count(name: str, lines: list[str] = code) -> int:
+        return sum(line.startswith(name) for line in lines)
+
+    assert count("LDL") == count("STL") == 0  # no local memory
+    # A speculative loop has two rounds, and one more and two ends behind it: for an even and an odd number of blocks.
+    rounds, ends = (3, 2) if spec.speculative else (1, 1)
+    scores, output = f"HGMMA.64x{spec.tile_n}x16.F32.BF16", f"HGMMA.64x{spec.head_dim}x16.F32.BF16"
     # With equal tiles the two products have one name; then both counts are their sum.
     expected = {scores: 0, output: 0}
-    expected[scores] += 2 * head_dim // 16  # the first block, and the loop's
-    expected[output] += 2 * row.tile_n // 16  # the loop's, and the last block
-    for name, count in expected.items():
-        assert sum(line.startswith(name) for line in code) == count, name
+    expected[scores] += (1 + rounds) * spec.head_dim // 16  # of the first block, and of the rounds
+    expected[output] += (rounds + ends) * spec.tile_n // 16  # of the rounds, and of the last block
+    assert {name: count(name) for name in expected} == expected
 
     waits = [i for i, line in enumerate(code) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
-    (one_left,) = (i for i in waits if "0x1" in code[i])  # S_j is there, O in flight
-    none_left = next(i for i in waits if i > one_left)
-    assert "0x0" in code[none_left]
-    between = code[one_left:none_left]
-    exponentials = row.tile_n // 2 + 2  # of a thread: two rows of a quarter of the columns each, and two old maxima
-    assert sum(line.startswith("MUFU.EX2") for line in between) == exponentials
-    assert sum(line.startswith("MUFU.EX2") for line in code) == 2 * exponentials  # the others are the first block's
-    assert not [line for line in between if line.startswith("HGMMA")]
+    one_left = [i for i in waits if "0x1" in code[i]]  # S_j is there, O in flight
+    assert len(one_left) == rounds
+    # Of a thread: two rows of a quarter of the columns each, and two old maxima.
+    exponentials = spec.tile_n // 2 + 2
+    for begin in one_left:
+        end = next(i for i in waits if i > begin)
+        assert "0x0" in code[end]
+        between = code[begin:end]
+        assert count("HGMMA", between) == 0
+        if spec.speculative:  # those that are nearly always enough, the vote, and those that correct them
+            (vote,) = (i for i, line in enumerate(between) if line.startswith("VOTE.ANY"))
+            assert count("MUFU.EX2", between[:vote]) == spec.tile_n // 2
+            assert count("SHFL", between[:vote]) == count("FMNMX", between[:vote]) == 0  # no maximum
+            between = between[vote:]
+        assert count("MUFU.EX2", between) == exponentials
+    in_rounds = rounds * (exponentials + spec.speculative * spec.tile_n // 2)
+    assert count("MUFU.EX2") == exponentials + in_rounds  # of the first block, and of the rounds
 
 
 def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
-    spec = spec_of(CANDIDATES[-1], dtype=DType.BFLOAT16, causal=True, overlap=False)
+    spec = dataclasses.replace(SPEC, overlap=False, speculative=False)
     waits = [line for line in sass(spec, tmp_path) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
     assert waits
     assert not [line for line in waits if "0x1" in line]
@@ -249,6 +267,7 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
         ({"tile_n": 120}, "P V takes 16 keys per instruction"),
         ({"stages": 0}, "a ring needs a slot"),
         ({"stages": 4}, "tiles and stages exceed the shared memory of a CTA"),
+        ({"overlap": False}, "a speculative softmax is written for overlap: set overlap=True, or speculative=False"),
         ({"tile_m": 64, "setmaxnreg": False}, "taking turns needs two warpgroups"),
         ({"tile_m": 64, "pingpong": False}, "set setmaxnreg=False"),
     ],

@@ -55,8 +55,8 @@ def test_kernel_of_numpy_arrays_is_compiled_without_a_gpu() -> None:
 
 def test_config_is_shown() -> None:
     import_nvrtc()
-    explanation = explain(*inputs(), config={"overlap": False, "tile_n": 64}, arch="sm_90a")
-    assert "config  overlap=False, tile_n=64\n" in str(explanation)
+    explanation = explain(*inputs(), config={"overlap": False, "speculative": False, "tile_n": 64}, arch="sm_90a")
+    assert "config  overlap=False, speculative=False, tile_n=64\n" in str(explanation)
     assert explanation.selection is not None
     assert not explanation.selection.spec.overlap
     assert explanation.traits is not None

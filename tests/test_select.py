@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import ml_dtypes
@@ -58,7 +59,11 @@ def test_rows_with_a_limit_say_so() -> None:
         if (limit := row.max_causal_seqlen) is None:
             continue
         text = f"is for causal problems with seqlen_q up to {limit}"
-        for causal, seqlen_q, objection in ((True, limit, None), (True, limit + 1, text), (False, 1, text)):
+        cases = [(True, limit, None), (True, limit + 1, text), (False, 1, text)]
+        if limit == math.inf:
+            text = "is for causal problems"
+            cases = [(True, 2**20, None), (False, 1, text)]
+        for causal, seqlen_q, objection in cases:
             assert row.objection(make_problem(head_dim=row.head_dim, causal=causal, seqlen_q=seqlen_q)) == objection
 
 
@@ -72,17 +77,17 @@ def test_a_row_that_could_do_it_names_the_preferred_one() -> None:
 
 
 def test_spec_takes_from_the_problem_what_the_problem_decides() -> None:
-    plain = select(problem(), H200).spec
+    plain = select(problem(192), H200).spec
     assert (plain.dtype, plain.causal, plain.negate_scores) == (DType.FLOAT16, False, False)
-    assert select(problem(dtype=BF16), H200).spec == dataclasses.replace(plain, dtype=DType.BFLOAT16)
-    assert select(problem(causal=True), H200).spec == dataclasses.replace(plain, causal=True)
-    assert select(problem(scale=-0.1), H200).spec == dataclasses.replace(plain, negate_scores=True)
+    assert select(problem(192, dtype=BF16), H200).spec == dataclasses.replace(plain, dtype=DType.BFLOAT16)
+    assert select(problem(192, causal=True), H200).spec == dataclasses.replace(plain, causal=True)
+    assert select(problem(192, scale=-0.1), H200).spec == dataclasses.replace(plain, negate_scores=True)
     for scale in (0.0, -0.0, 1e-30, 7.0):
-        assert select(problem(scale=scale), H200).spec == plain
+        assert select(problem(192, scale=scale), H200).spec == plain
 
 
 def test_selection_is_pure() -> None:
-    one, two = select(problem(72), H200, {"overlap": False}), select(problem(72), H200, {"overlap": False})
+    one, two = (select(problem(72), H200, {"speculative": False}) for _ in range(2))
     assert (one.spec, one.verdicts, dict(one.overrides)) == (two.spec, two.verdicts, dict(two.overrides))
     other_hopper = Device((9, 0), 78, 50 * 2**20)
     assert select(problem(72), other_hopper).spec == select(problem(72), H200).spec
@@ -104,7 +109,8 @@ OVERRIDES: dict[str, Any] = {
     "stages": 3,
     "q_stages": 1,
     "overlap": False,
-    "pingpong": False,
+    "speculative": False,
+    "pingpong": True,
     "scheduler": Scheduler.ONE_TILE,
     "setmaxnreg": False,
 }
@@ -117,12 +123,14 @@ def test_every_field_is_either_free_or_decided_by_the_problem() -> None:
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_config_overrides_one_field(name: str) -> None:
-    plain = select(problem(), H200)
-    overrides = {name: OVERRIDES[name]}
+    # Without overlap there is no speculative softmax: see test_bad_configs.
+    base = {"speculative": False} if name == "overlap" else {}
+    plain = select(problem(), H200, base)
+    overrides = base | {name: OVERRIDES[name]}
     changed = select(problem(), H200, overrides)
     assert changed.spec == dataclasses.replace(plain.spec, **overrides) != plain.spec
     assert dict(changed.overrides) == overrides
-    assert dict(plain.overrides) == {}
+    assert dict(plain.overrides) == base
 
 
 @pytest.mark.parametrize("name", DECIDED)
@@ -167,7 +175,12 @@ def test_equal_configs_are_equal_keys() -> None:
             r"^attention: config\['scheduler'\] is \[\]; .* one of 'one_tile', 'persistent'$",
         ),
         (
-            {"tile_m": 64},
+            {"overlap": False},
+            ValueError,
+            r"^attention: config has speculative=True with overlap=False; .*: set overlap=True, or speculative=False$",
+        ),
+        (
+            {"tile_m": 64, "pingpong": True},
             ValueError,
             r"^attention: config has tile_m 64 with pingpong=True; pingpong needs two consumer",
         ),

@@ -27,6 +27,7 @@ SPEC = FwdSpec(
     causal=False,
     negate_scores=False,
     overlap=True,
+    speculative=True,
     pingpong=True,
     scheduler=Scheduler.PERSISTENT,
     setmaxnreg=True,
@@ -71,16 +72,16 @@ def test_key_holds_name_options_and_source() -> None:
 def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .tile_m=128, .tile_n=128, .stages=2, "
-        ".q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .pingpong=true, "
-        ".scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
+        ".q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .speculative=true, "
+        ".pingpong=true, .scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"
 
 
 def test_short_form() -> None:
-    assert (
-        str(SPEC) == "forward sm_90a bfloat16 d128 128x128 stages 2 q_stages 2 persistent overlap pingpong setmaxnreg"
+    assert str(SPEC) == (
+        "forward sm_90a bfloat16 d128 128x128 stages 2 q_stages 2 persistent overlap speculative pingpong setmaxnreg"
     )
 
 

@@ -6,6 +6,7 @@
 #include "hopper/place.cuh"
 #include "mask.cuh"
 #include "softmax.cuh"
+#include "speculative_softmax.cuh"
 
 namespace cupyfa::hopper {
 
@@ -48,15 +49,26 @@ __device__ inline void round_from(u32 (&P)[S.tile_n / 4], const float (&scores)[
   for (int i = 0; i < S.tile_n / 4; ++i) P[i] = ptx::cvt_rn_x2<S.dtype>(scores[2 * i], scores[2 * i + 1]);
 }
 
+template <FwdSpec S>
+__device__ inline auto make_softmax(float scale_log2) {
+  if constexpr (S.speculative) {
+    return SpeculativeSoftmax<S.dtype>(scale_log2);
+  } else {
+    return OnlineSoftmax(scale_log2);
+  }
+}
+
 /// The walk over the key blocks of one tile, from the last one (the diagonal) to the first.
 template <FwdSpec S>
 class Mainloop {
  public:
+  using Softmax = decltype(make_softmax<S>(0.f));
+
   __device__ Mainloop(Storage<S>& storage, const Place<S>& place)
       : K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), turn_(place.warpgroup), place_(place) {}
 
   /// Leaves the unnormalised output in O; `blocks` is not empty.
-  __device__ void run(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
+  __device__ void run(float (&O)[S.head_dim / 2], Softmax& softmax, const Mask<S>& mask, BlockRange blocks,
                       const Slot& q) {
     const SharedAddress q_rows = place_.rows_of(q.data);
     if constexpr (S.overlap) {
@@ -70,10 +82,15 @@ class Mainloop {
   __device__ void finish() const { turn_.finish(); }
 
  private:
-  __device__ void overlapped(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask, BlockRange blocks,
-                             SharedAddress q) {
-    float scores[S.tile_n / 2];
-    u32 P[S.tile_n / 4];
+  using Scores = float[S.tile_n / 2];
+  using Probabilities = u32[S.tile_n / 4];
+  using Output = float[S.head_dim / 2];
+
+  __device__ void overlapped(Output& O, Softmax& softmax, const Mask<S>& mask, BlockRange blocks, SharedAddress q) {
+    Scores scores;
+    // P of this block and of the next, in turn. Only a speculative softmax has the next one while this one is still
+    // being multiplied; the other rounds it afterwards, into the same registers.
+    Probabilities one, two;
 
     Slot k = K_.wait();
     issue_scores<S>(scores, q, k.data);
@@ -81,10 +98,15 @@ class Mainloop {
     release(k);
     if (blocks.end > 1) k = K_.wait();  // of the first round below
     if (blocks.end > blocks.full) mask.apply(scores, blocks.end - 1);
-    softmax.update(scores);  // nothing was accumulated before: no O to scale
-    round_from<S>(P, scores);
+    // Nothing was accumulated before: there is no O to scale.
+    if constexpr (S.speculative) {
+      softmax.correct(one, scores);
+    } else {
+      softmax.update(scores);
+      round_from<S>(one, scores);
+    }
 
-    for (int j = blocks.end - 2; j >= 0; --j) {
+    const auto round = [&](int j, const Probabilities& P, Probabilities& next) {
       turn_.wait();
       issue_scores<S>(scores, q, k.data);  // S_j = Q K_j'
       const Slot v = V_.wait();
@@ -94,28 +116,53 @@ class Mainloop {
       release(k);
       // From here to the next wait everything runs under the O product.
       if (j >= blocks.full) mask.apply(scores, j);
-      const RowPair shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
+      bool in_range = false;
+      RowPair shrink;
+      if constexpr (S.speculative) {
+        in_range = softmax.speculate(next, scores);
+        if (!in_range) shrink = softmax.correct(next, scores);
+      } else {
+        shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
+      }
       // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
       // instead of under it. This wait ends the block.
       if (j > 0) k = K_.wait();
       complete<0>(O);  // proves O, and that P V no longer reads P and V
       release(v);
-      scale_rows(O, shrink);
-      round_from<S>(P, scores);
-    }
+      if (!in_range) scale_rows(O, shrink);
+      if constexpr (!S.speculative) round_from<S>(next, scores);
+    };
+    const auto last = [&](const Probabilities& P) {
+      const Slot v = V_.wait();
+      issue_output<S>(O, P, v.data);
+      complete<0>(O);  // proves the last O
+      release(v);
+    };
 
-    const Slot v = V_.wait();
-    issue_output<S>(O, P, v.data);
-    complete<0>(O);  // proves the last O
-    release(v);
+    int j = blocks.end - 2;
+    if constexpr (S.speculative) {
+      // Two rounds, so that none copies P: a copy would have to wait for the product (ptxas: C7513).
+      for (; j >= 1; j -= 2) {
+        round(j, one, two);
+        round(j - 1, two, one);
+      }
+      if (j == 0) {
+        round(0, one, two);
+        last(two);
+        return;
+      }
+    } else {
+      for (; j >= 0; --j) round(j, one, one);
+    }
+    last(one);
   }
 
-  __device__ void without_overlap(float (&O)[S.head_dim / 2], OnlineSoftmax& softmax, const Mask<S>& mask,
-                                  BlockRange blocks, SharedAddress q) {
+  __device__ void without_overlap(Output& O, Softmax& softmax, const Mask<S>& mask, BlockRange blocks,
+                                  SharedAddress q) {
     turn_.wait();
     for (int j = blocks.end - 1; j >= 0; --j) {
-      float scores[S.tile_n / 2];
-      u32 P[S.tile_n / 4];
+      Scores scores;
+      Probabilities P;
       const Slot k = K_.wait();
       issue_scores<S>(scores, q, k.data);
       turn_.pass();
@@ -158,7 +205,7 @@ __device__ void consume(const FwdParams& p, Storage<S>& storage) {
     const BlockRange blocks = {BlockRange::of<S>(p, first, first + warpgroup_rows).full,
                                BlockRange::of<S>(p, row, row + S.tile_m).end};
     const Mask<S> mask(p, row + place.row, 2 * (place.lane % 4));
-    OnlineSoftmax softmax(p.scale_log2);
+    auto softmax = make_softmax<S>(p.scale_log2);
     float O[S.head_dim / 2] = {};
 
     const Slot q = Q.wait();

@@ -8,11 +8,13 @@
 //   consumer 1           S[n] softmax[n] | waits for its turn | issue, pass | softmax[n-1]                     | ...
 //     its WGMMA                                               | S[n-1] |  O += P[n] V[n]                       | ...
 //
-// Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. After the last
-// block O is normalised and stored by TMA, while the producer already loads the next tile.
+// Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. A speculative
+// softmax has no maximum to wait for: P[n-1] is there before O += P[n] V[n] is complete, and O is rescaled only in the
+// rare rounds in which a row has left the range of its reference. After the last block O is normalised and stored by
+// TMA, while the producer already loads the next tile.
 //
 // Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storage.cuh and ring.cuh (how they meet),
-// softmax.cuh and mask.cuh (the arithmetic), epilogue.cuh.
+// softmax.cuh, speculative_softmax.cuh and mask.cuh (the arithmetic), epilogue.cuh.
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/storage.cuh"
@@ -30,6 +32,8 @@ constexpr bool is_valid() {
   static_assert(S.tile_m == 64 || S.tile_m == 128 || S.tile_m == 192, "one to three consumer warpgroups of 64 rows");
   static_assert(S.tile_n % 16 == 0, "P V takes 16 keys per instruction (and ptx/wgmma.cuh lists the shapes)");
   static_assert(S.stages >= 1 && S.q_stages >= 1, "a ring needs a slot");
+  static_assert(!S.speculative || S.overlap,
+                "a speculative softmax is written for overlap: set overlap=True, or speculative=False");
   static_assert(!S.pingpong || S.consumers() >= 2, "taking turns needs two warpgroups");
   static_assert(!S.setmaxnreg || S.consumers() >= 2,
                 "with tile_m=64 a thread can have 255 registers anyway: set setmaxnreg=False");

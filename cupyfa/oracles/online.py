@@ -1,10 +1,11 @@
 """The tiled online recurrence: twin of the kernel's consumer loop, and the library's CPU backend.
 
-`OnlineSoftmax` is ``cuda/softmax.cuh``; the loop around it is ``Mainloop`` and ``consume`` of
-``cuda/hopper/consumer.cuh``. Names, order of steps, decisions and rounding points are the kernel's. A query tile visits
-its key blocks from the last to the first, keeps the running ``maximum`` and ``sum`` of each row and an unnormalised
-output ``O``, and shrinks ``O`` and ``sum`` whenever the maximum grows (arXiv 2407.08608, algorithm 1; specification
-0x01, 0x03 and 0x05). Asynchrony changes when the kernel does each step, never what it computes.
+`OnlineSoftmax` is ``cuda/softmax.cuh``, `SpeculativeSoftmax` is ``cuda/speculative_softmax.cuh``; the loop around them
+is ``Mainloop`` and ``consume`` of ``cuda/hopper/consumer.cuh``. Names, order of steps, decisions and rounding points
+are the kernel's. A query tile visits its key blocks from the last to the first, keeps the running ``maximum`` and
+``sum`` of each row and an unnormalised output ``O``, and shrinks ``O`` and ``sum`` whenever the maximum grows (arXiv
+2407.08608, algorithm 1; specification 0x01, 0x03 and 0x05), or only when it has grown far (0x09). Asynchrony changes
+when the kernel does each step, never what it computes.
 
 What still differs:
 
@@ -21,6 +22,7 @@ What still differs:
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +31,7 @@ from .dense import check_shapes, head_groups, resolve_scale
 from .mask import TileMask, weighted_sum
 from .violations import ContractViolation, check_range
 
-__all__ = ["OnlineSoftmax", "attention", "round_to"]
+__all__ = ["OnlineSoftmax", "SpeculativeSoftmax", "attention", "round_to"]
 
 Array = npt.NDArray[np.floating]
 Float32Array = npt.NDArray[np.float32]
@@ -38,6 +40,7 @@ Float32Array = npt.NDArray[np.float32]
 _STEP_BUDGET = 2**18
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _LN2 = np.float32(math.log(2))
+_WARP_ROWS = 16  # of a warpgroup's 64: they decide together
 
 
 def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
@@ -125,23 +128,31 @@ class OnlineSoftmax:
             float32, ``(..., rows, 1)``: the factor that brings what was accumulated before into the frame of the new
             maximum.
         """
-        if scores.shape[:-1] != self.sum.shape[:-1] or not scores.shape[-1]:
-            wanted = (*self.sum.shape[:-1], "keys")
-            raise ContractViolation(f"softmax: scores have shape {scores.shape}; they must be {wanted}")
+        self._check(scores)
         # fmax, as on the GPU, passes over a NaN score; its exponential is NaN, and so is the sum.
         maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
         # A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
         reference = np.where(np.isneginf(maximum), np.float32(0), self.scaled(maximum))
         shrink = np.exp2(self.scaled(self.maximum) - reference)
         self.maximum = maximum
-        # fma(score, scale_log2, -reference): float64 holds the product exactly.
+        scores = self._exponentials(scores, reference)
+        self.sum = self.sum * shrink + scores.sum(axis=-1, keepdims=True)
+        return scores, shrink
+
+    def _check(self, scores: Float32Array) -> None:
+        """Refuse a block that is not made of this softmax' rows."""
+        if scores.shape[:-1] != self.sum.shape[:-1] or not scores.shape[-1]:
+            wanted = (*self.sum.shape[:-1], "keys")
+            raise ContractViolation(f"softmax: scores have shape {scores.shape}; they must be {wanted}")
+
+    def _exponentials(self, scores: Float32Array, reference: Float32Array) -> Float32Array:
+        """Return ``exp2(fma(score, scale_log2, -reference))``: float64 holds the product exactly."""
         exponents = scores.astype(np.float64)
         exponents *= np.float64(self.scale_log2)
         exponents -= reference
-        scores = exponents.astype(np.float32)
-        np.exp2(scores, out=scores)
-        self.sum = self.sum * shrink + scores.sum(axis=-1, keepdims=True)
-        return scores, shrink
+        result = exponents.astype(np.float32)
+        np.exp2(result, out=result)
+        return result
 
     def finish(self) -> tuple[Float32Array, Float32Array]:
         """Close the rows.
@@ -157,6 +168,109 @@ class OnlineSoftmax:
         empty = np.isneginf(self.maximum)
         inverse: Float32Array = np.where(empty, np.float32(0), np.float32(1) / np.where(empty, np.float32(1), self.sum))
         lse = (self.scaled(self.maximum) + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
+        return inverse, lse[..., 0]
+
+
+class SpeculativeSoftmax(OnlineSoftmax):
+    """The softmax against a retained maximum, with the kernel's decisions (0x09).
+
+    A block's probabilities are relative to an old maximum, which has ``2**-offset``. If all those of a warp's 16 rows
+    round to less than 2, the block is done; otherwise the 16 rows take their new maxima, and the block is computed
+    again. It is `cupyfa.oracles.retained.RetainedSoftmax` with ``omega = -offset`` and ``tau = offset + 1``, except
+    that what is compared is P as rounded.
+
+    Attributes
+    ----------
+    maximum : numpy.ndarray
+        As in `OnlineSoftmax`, but of the scores at hand when the reference was taken: the true one may be larger.
+    sum : numpy.ndarray
+        float32, ``(..., rows, 1)``: the sum of ``exp2(scale_log2 * score - reference)`` so far, of unrounded terms.
+    reference : numpy.ndarray
+        float32, ``(..., rows, 1)``: scaled maximum plus offset; -inf before the first key.
+    corrections : int
+        How many times a warp that had seen a key left its range.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        ``(..., rows)``.
+    scale_log2 : float
+        As in `OnlineSoftmax`.
+    dtype : data-type
+        What P is rounded to: float16 or bfloat16.
+
+    Examples
+    --------
+    >>> softmax = SpeculativeSoftmax((1,), 1.0, np.float16)
+    >>> P, shrink = softmax.update(np.float32([[0.0]]))
+    >>> float(P[0, 0]) == 2.0**-7
+    True
+    >>> P, shrink = softmax.update(np.float32([[7.5]]))  # in range: 2**(7.5 - 7) < 2
+    >>> float(shrink[0, 0]), softmax.corrections
+    (1.0, 0)
+    >>> P, shrink = softmax.update(np.float32([[8.0]]))
+    >>> float(shrink[0, 0]) == 2.0**-8, softmax.corrections
+    (True, 1)
+    """
+
+    OFFSETS: Final = {"bfloat16": 60, "float16": 7}
+
+    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32, dtype: npt.DTypeLike) -> None:
+        super().__init__(shape, scale_log2)
+        self.dtype = np.dtype(dtype)
+        if self.dtype.name not in self.OFFSETS:
+            raise ContractViolation(f"softmax: dtype is {self.dtype}; it must be one of {', '.join(self.OFFSETS)}")
+        self.offset = np.float32(self.OFFSETS[self.dtype.name])
+        self.reference: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
+        self.corrections = 0
+
+    def update(self, scores: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Take in one block of scores; as `OnlineSoftmax.update`.
+
+        Parameters
+        ----------
+        scores : numpy.ndarray
+            float32, ``(..., rows, keys)``: raw, -inf where masked. Row 0 is the first of a warp.
+
+        Returns
+        -------
+        scores, shrink : numpy.ndarray
+            Probabilities, and the factor for what was accumulated before: 1 in rows that were in range.
+        """
+        self._check(scores)
+        starts = np.arange(0, scores.shape[-2], _WARP_ROWS)
+
+        def vote(of_rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+            return np.logical_or.reduceat(of_rows, starts, axis=-2)
+
+        with np.errstate(over="ignore", invalid="ignore"):  # out of range, or no reference yet: corrected below
+            probabilities = self._exponentials(scores, self.reference)
+            beyond = ~np.all(round_to(probabilities, self.dtype) < 2, axis=-1, keepdims=True)  # so does a NaN
+        corrected = vote(beyond)
+        shrink = np.ones_like(self.sum)
+        if corrected.any():
+            self.corrections += int(np.count_nonzero(corrected & vote(self.sum != 0)))
+            moves = np.repeat(corrected, _WARP_ROWS, axis=-2)[..., : scores.shape[-2], :]
+            maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
+            empty = np.isneginf(maximum)
+            reference = np.where(empty, np.float32(0), self.scaled(maximum) + self.offset)
+            shrink = np.where(moves, np.exp2(self.reference - reference), shrink)
+            probabilities = np.where(moves, self._exponentials(scores, reference), probabilities)
+            self.maximum = np.where(moves, maximum, self.maximum)
+            self.reference = np.where(moves, np.where(empty, np.float32(-np.inf), reference), self.reference)
+        self.sum = self.sum * shrink + probabilities.sum(axis=-1, keepdims=True)
+        return probabilities, shrink
+
+    def finish(self) -> tuple[Float32Array, Float32Array]:
+        """Close the rows; as `OnlineSoftmax.finish`.
+
+        Returns
+        -------
+        inverse, lse : numpy.ndarray
+            The sum is scaled by ``2**offset``, which is exact, before its logarithm is taken.
+        """
+        inverse, _ = super().finish()
+        lse = (self.reference - self.offset + np.log2(self.sum * np.exp2(self.offset))) * _LN2
         return inverse, lse[..., 0]
 
 
@@ -190,6 +304,7 @@ def _consume(
     causal: bool,
     tiles: tuple[int, int],
     dtype: npt.DTypeLike,
+    speculative: bool,
 ) -> tuple[Array, Float32Array]:
     """Work through the query tiles of some heads; every array is (heads, seqlen, d)."""
     (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n) = Q.shape, K.shape[1], tiles
@@ -204,7 +319,8 @@ def _consume(
     for row in range(0, seqlen_q, tile_m):
         rows = slice(row, min(row + tile_m, seqlen_q))
         mask = TileMask(rows.start, rows.stop, seqlen_q, seqlen_k, tile_n, causal)
-        softmax = OnlineSoftmax((heads, rows.stop - rows.start), scale_log2)
+        shape = (heads, rows.stop - rows.start)
+        softmax = SpeculativeSoftmax(shape, scale_log2, dtype) if speculative else OnlineSoftmax(shape, scale_log2)
         O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, mask, dtype)
         inverse, lse[:, rows] = softmax.finish()
         out[:, rows] = (O * inverse).astype(dtype)
@@ -222,6 +338,7 @@ def attention(
     lse: Float32Array | None = None,
     tile_m: int = 128,
     tile_n: int = 128,
+    speculative: bool = False,
 ) -> tuple[Array, Float32Array]:
     """Compute attention as the kernel does, block by block (0x01).
 
@@ -248,6 +365,8 @@ def attention(
         Likewise: float32, shape ``(batch, heads_q, seqlen_q)``.
     tile_m, tile_n : int, optional
         Query rows per tile and keys per block. They change rounding, never meaning.
+    speculative : bool, optional
+        With `SpeculativeSoftmax`, for float16 and bfloat16.
 
     Returns
     -------
@@ -288,7 +407,7 @@ def attention(
     elements = _group_size(seqlen_q, seqlen_k, tile_m, tile_n)
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
-            out[b, :, h], lse[b, h] = _consume(Q, K, V, scale, causal, (tile_m, tile_n), q.dtype)
+            out[b, :, h], lse[b, h] = _consume(Q, K, V, scale, causal, (tile_m, tile_n), q.dtype, speculative)
     return out, lse
 
 

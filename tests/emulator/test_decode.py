@@ -372,6 +372,7 @@ KERNEL = FwdSpec(
     causal=True,
     negate_scores=False,
     overlap=True,
+    speculative=False,
     pingpong=True,
     scheduler=Scheduler.PERSISTENT,
     setmaxnreg=True,

@@ -26,6 +26,7 @@ from gpu.tools import (  # noqa: E402
     same_bits,
     take,
 )
+from hard_scores import KINDS, harden  # noqa: E402
 
 import cupyfa  # noqa: E402
 from cupyfa.oracles import dense  # noqa: E402
@@ -315,9 +316,12 @@ def test_strides_over_2_to_the_32_bytes() -> None:
 # --- config= ---
 
 CONFIGS: list[tuple[int, dict[str, Any]]] = [
-    *((d, {"overlap": False}) for d in (64, 128, 192, 256)),
+    *((d, {"overlap": False, "speculative": False}) for d in (64, 128, 192, 256)),
+    *((d, {"speculative": True}) for d in (64, 192, 256)),
+    (128, {"speculative": False}),
+    (128, {"speculative": False, "pingpong": True}),
     *((d, {"pingpong": False}) for d in (64, 128)),
-    *((d, {"pingpong": True}) for d in (192, 256)),
+    *((d, {"pingpong": True}) for d in (128, 192, 256)),
     *((d, {"scheduler": "one_tile"}) for d in (64, 128, 192, 256)),
     *((d, {"scheduler": "persistent"}) for d in (64, 128, 192, 256)),
     *((d, {"tile_n": 64}) for d in (64, 128, 192, 256)),
@@ -330,7 +334,7 @@ CONFIGS: list[tuple[int, dict[str, Any]]] = [
     (64, {"tile_m": 192}),
     (64, {"tile_m": 128}),
     (64, {"overlap": False, "pingpong": False, "scheduler": "one_tile", "stages": 1, "q_stages": 1}),
-    (128, {"overlap": False, "pingpong": False}),
+    (128, {"overlap": False, "speculative": False, "pingpong": False}),
 ]
 
 
@@ -363,10 +367,11 @@ def test_config_that_does_not_compile() -> None:
 # --- Values ---
 
 
+@pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("target", ["q", "k", "v"])
-def test_a_poisoned_row_reaches_the_rows_that_attend_to_it(target: str, value: float) -> None:
-    q, k, v = inputs(sq=300, sk=300, d=64)
+def test_a_poisoned_row_reaches_the_rows_that_attend_to_it(target: str, value: float, d: int) -> None:
+    q, k, v = inputs(sq=300, sk=300, d=d)
     arrays = {"q": q, "k": k, "v": v}
     arrays[target][0, 200, 0, 3] = np.asarray(value, BF16)
     out, _ = attention_guarded(q, k, v, causal=True)
@@ -396,6 +401,20 @@ def test_large_scores(amplitude: float) -> None:
     k = random_array(k.shape, BF16, 12, xp=cupy, amplitude=amplitude)
     out, lse = attention_guarded(q, k, v)
     check(q, k, v, out, lse, context=f"amplitude {amplitude}")
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_scores(kind: str, dtype: Any, causal: bool, speculative: bool) -> None:
+    """Maxima that never grow, always grow, or are no numbers; with more queries than keys, the first rows see none."""
+    Q, K, V = Case("hard", 1, 900 if causal else 500, 800, 4, 2, 128, dtype.name).make_inputs()
+    Q, K = harden(kind, Q, K)
+    q, k, v = (cupy.asarray(x.view(np.uint16)).view(dtype) for x in (Q, K, V))
+    out, lse = attention_guarded(q, k, v, causal=causal, config={"speculative": speculative})
+    with np.errstate(invalid="ignore"):
+        check(q, k, v, out, lse, context=(kind, dtype, causal, speculative), causal=causal)
 
 
 # --- Streams, graphs, threads ---

@@ -8,10 +8,12 @@ import pytest
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'")
 
 from gpu.tools import attention_guarded, host  # noqa: E402
+from hard_scores import FINITE, harden  # noqa: E402
+from twins import assert_lse_of_twin, assert_within_two_ulp  # noqa: E402
 
 import cupyfa  # noqa: E402
 from cupyfa.oracles import online  # noqa: E402
-from cupyfa.testing import Case, score_magnitude, ulp  # noqa: E402
+from cupyfa.testing import Case, score_magnitude  # noqa: E402
 
 TWINS = [
     Case("twin", 2, 256, 512, 4, 4, 64, "bfloat16"),
@@ -32,40 +34,33 @@ TWINS = [
 @pytest.mark.parametrize("case", TWINS, ids=lambda case: case.id)
 def test_kernel_is_its_twin(case: Case) -> None:
     q, k, v = case.make_inputs(xp=cupy)
-    traits = cupyfa.explain(q, k, v, **case.options).traits
+    explanation = cupyfa.explain(q, k, v, **case.options)
+    traits, selection = explanation.traits, explanation.selection
     assert traits is not None
+    assert selection is not None
     result = attention_guarded(q, k, v, **case.options)
     Q, K, V = host(q), host(k), host(v)
-    twin, twin_lse = online.attention(Q, K, V, tile_m=traits["tile_m"], tile_n=traits["tile_n"], **case.options)
+    twin, twin_lse = online.attention(
+        Q,
+        K,
+        V,
+        tile_m=traits["tile_m"],
+        tile_n=traits["tile_n"],
+        speculative=selection.spec.speculative,
+        **case.options,
+    )
     assert_within_two_ulp(host(result.out), twin)
     assert_lse_of_twin(host(result.lse), twin_lse, score_magnitude(Q, K, case.softmax_scale))
 
 
-def assert_within_two_ulp(out: np.ndarray, twin: np.ndarray) -> None:
-    """Element by element, two ulp of the row's largest number.
-
-    Before the last rounding, the two results differ by what the order of additions and the approximate exp2 leave,
-    about 2**-20 of the row and a small part of an ulp, and by weights that were rounded to the other side: P comes
-    close enough to a tie for that in about one of 4,000 (bfloat16) or 500 (float16) weights. Let u be the ulp of the
-    type just below 1. A row's largest P is so close to 1 that it rounds to 1 in both; any other P is below 1, so that a
-    flip moves it by at most u, and the output by at most u * max|v| / sum(P). The row's ulp is at least
-    u * max|out| = u * max|P V| / sum(P). Their ratio is at most max|v| / max|P V|. For normal v, max|P V| is about
-    sqrt(sum(P**2)) * max|v|, and sum(P**2) > 1: one flip makes less than one ulp, and several only happen in rows with
-    so many keys that each flip is a small part of an ulp. The last rounding turns a difference below 1.5 ulp into at
-    most 2. (The twin against itself with errors of that size in its scores and exponentials: 1 ulp at most.)
-    """
-    assert out.dtype == twin.dtype
-    have, want = out.astype(np.float64), twin.astype(np.float64)
-    bound = 2 * ulp(np.abs(want).max(axis=-1, keepdims=True), twin.dtype)
-    excess = np.abs(have - want) / bound
-    assert excess.max() <= 1, f"{2 * excess.max():.2f} ulp at {np.unravel_index(excess.argmax(), excess.shape)}"
-
-
-def assert_lse_of_twin(lse: np.ndarray, twin: np.ndarray, magnitude: np.ndarray) -> None:
-    """The scores differ by the tensor core's truncation (see assert_lse_close), the rest by some units of 2**-22."""
-    np.testing.assert_array_equal(np.isneginf(lse), np.isneginf(twin))
-    seen = ~np.isneginf(twin)
-    have, want = lse[seen].astype(np.float64), twin[seen].astype(np.float64)
-    bound = 2e-6 * np.maximum(1, np.abs(want)) + 2.0**-21 * magnitude[seen]
-    excess = np.abs(have - want) / bound
-    assert excess.max() <= 1, f"{excess.max():.2f} of the bound"
+@pytest.mark.parametrize("kind", FINITE)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_speculative_kernel_is_its_twin_for_hard_scores(dtype: str, kind: str) -> None:
+    case = Case("hard", 1, 500, 800, 4, 2, 128, dtype, True)
+    Q, K, V = case.make_inputs()
+    Q, K = harden(kind, Q, K)
+    q, k, v = (cupy.asarray(x.view(np.uint16)).view(x.dtype) for x in (Q, K, V))
+    result = attention_guarded(q, k, v, **case.options)
+    twin, twin_lse = online.attention(Q, K, V, tile_m=128, tile_n=128, speculative=True, **case.options)
+    assert_within_two_ulp(host(result.out), twin)
+    assert_lse_of_twin(host(result.lse), twin_lse, score_magnitude(Q, K))

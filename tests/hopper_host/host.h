@@ -27,6 +27,7 @@ T __shfl_sync(unsigned, T value, int) {  // only lane 0 runs
   return value;
 }
 inline float __shfl_xor_sync(unsigned, float value, int) { return value; }
+inline int __any_sync(unsigned, unsigned value) { return value != 0; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline void __syncthreads() { std::puts("cta_sync"); }
 inline void __trap() {

@@ -5,9 +5,10 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from hard_scores import KINDS, harden
 
 from cupyfa.oracles import dense, online
-from cupyfa.oracles.online import OnlineSoftmax
+from cupyfa.oracles.online import OnlineSoftmax, SpeculativeSoftmax
 from cupyfa.testing import (
     CASES,
     Case,
@@ -23,20 +24,24 @@ DTYPES = [np.float16, ml_dtypes.bfloat16]
 
 
 def check(q, k, v, *, context=None, tile_m=128, tile_n=128, **options):
-    """Run the recurrence into guarded, poisoned, strided results and compare them with the dense oracles."""
+    """Run the recurrence, exact and speculative, into guarded results and compare them with the dense oracles."""
     reference, reference_lse = dense.attention(q, k, v, **options)
     yardstick, _ = dense.same_precision(q, k, v, **options)
-    out = guarded_empty(reference.shape, q.dtype)
-    lse = guarded_empty(reference_lse.shape, np.float32)
-    got = online.attention(q, k, v, out=out.array, lse=lse.array, tile_m=tile_m, tile_n=tile_n, **options)
-    assert got[0] is out.array
-    assert got[1] is lse.array
-    out.check("out")
-    lse.check("lse")
-    assert_close(out.array, reference, yardstick, context=context)
     magnitude = score_magnitude(q, k, options.get("softmax_scale"))
-    assert_lse_close(lse.array, reference_lse, score_magnitude=magnitude, context=context)
-    return out.array, lse.array
+    tiles = {"tile_m": tile_m, "tile_n": tile_n}
+    results = []
+    for speculative in (False, True)[: 1 + (q.dtype in DTYPES)]:
+        out = guarded_empty(reference.shape, q.dtype)
+        lse = guarded_empty(reference_lse.shape, np.float32)
+        got = online.attention(q, k, v, out=out.array, lse=lse.array, speculative=speculative, **tiles, **options)
+        assert got[0] is out.array
+        assert got[1] is lse.array
+        out.check("out")
+        lse.check("lse")
+        assert_close(out.array, reference, yardstick, context=(context, speculative))
+        assert_lse_close(lse.array, reference_lse, score_magnitude=magnitude, context=(context, speculative))
+        results.append((out.array, lse.array))
+    return results[0]
 
 
 def inputs(shape_q, shape_k, dtype, seed=0, amplitude=1.0):
@@ -353,3 +358,93 @@ def test_p_is_rounded_to_the_input_type():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --- The retained maximum ---
+
+
+def speculate(blocks, dtype, scale_log2=1.0):
+    """The softmax after some blocks of scores, what it gave for each, and the exact one."""
+    speculative = SpeculativeSoftmax(blocks[0].shape[:-1], scale_log2, dtype)
+    exact = OnlineSoftmax(blocks[0].shape[:-1], scale_log2)
+    steps = [speculative.update(block) for block in blocks]
+    for block in blocks:
+        exact.update(block)
+    return speculative, steps, exact
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_reference_is_kept_up_to_one_beyond_its_offset(dtype):
+    offset = SpeculativeSoftmax.OFFSETS[np.dtype(dtype).name]
+    for beyond, kept in ((0.9, True), (1.0, False), (1.1, False)):
+        blocks = [np.zeros((16, 4), np.float32), np.full((16, 4), offset + beyond, np.float32)]
+        softmax, steps, exact = speculate(blocks, dtype)
+        assert softmax.corrections == (0 if kept else 1)
+        assert bool(np.all(steps[1][1] == 1)) == kept
+        np.testing.assert_allclose(softmax.finish()[1], exact.finish()[1], rtol=3e-7)
+
+
+def test_what_is_compared_is_rounded():
+    """Just below 2, bfloat16 rounds up to it: the kernel sees the bit, so the twin corrects as well."""
+    scores = [np.zeros((16, 1), np.float32), np.full((16, 1), np.float32(60 + np.log2(1.999)))]
+    assert speculate(scores, ml_dtypes.bfloat16)[0].corrections == 1
+
+
+def test_sixteen_rows_decide_together():
+    blocks = [np.zeros((40, 2), np.float32), np.zeros((40, 2), np.float32)]
+    blocks[1][20] = 100
+    blocks[1][21] = -5
+    softmax, steps, _ = speculate(blocks, np.float16)
+    assert softmax.corrections == 1
+    shrink = steps[1][1][:, 0]
+    assert shrink[20] == 2.0**-100
+    assert np.all(np.delete(shrink, 20) == 1)  # their own maximum has not grown
+    assert np.all(softmax.maximum[21] == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_scores(kind, dtype):
+    """Maxima that never grow, always grow, or are no numbers: right, whatever the number of corrections."""
+    q, k, v = inputs((1, 40, 2, 64), (1, 640, 2, 64), dtype)
+    with np.errstate(invalid="ignore"):
+        check(*harden(kind, q, k, block=64), v, tile_n=64)
+
+
+def test_values_of_bfloat16_down_to_the_last_ones_of_float32():
+    """O is at least 2**-60 of the output, and its unit 2**-149: 2**-89 of the output. The GPU flushes below 2**-66."""
+    q, k, v = inputs((1, 40, 1, 64), (1, 640, 1, 64), ml_dtypes.bfloat16)
+    for exponent in (-40, -60, -70):
+        check(q, k, (v.astype(np.float32) * 2.0**exponent).astype(v.dtype))
+    v = (v.astype(np.float32) * 2.0**-84).astype(v.dtype)
+    reference, _ = dense.attention(q, k, v)
+    out, _ = online.attention(q, k, v, speculative=True)
+    error = np.abs(out.astype(np.float64) - reference)
+    assert error.max() <= 640 * 2.0**-90 + np.abs(reference).max() * 2.0**-8
+    assert error.max() > np.abs(reference).max() * 2.0**-8
+
+
+@pytest.mark.parametrize("beyond", [7.5, 12.5, 16.5, 18.5])
+def test_small_weights_of_float16_are_multiples_of_that_of_the_maximum(beyond):
+    """Below 2**-7 of the largest weight they are subnormal, and rounded by up to 2**-18 of it."""
+    keys = 500
+    q, k, v = (np.zeros((1, n, 1, 16), np.float16) for n in (16, keys, keys))
+    q[..., 0] = 1
+    k[:, :-1, :, 0] = -beyond * np.log(2)
+    v[:, :-1] = 1
+    reference, reference_lse = dense.attention(q, k, v, softmax_scale=1.0)
+    total = np.exp(reference_lse.max())
+    errors = {}
+    for speculative in (False, True):
+        out, lse = online.attention(q, k, v, softmax_scale=1.0, speculative=speculative)
+        errors[speculative] = np.abs(out.astype(np.float64) - reference).max() - 2.0**-11 * reference.max()
+        np.testing.assert_allclose(lse, reference_lse, rtol=0, atol=1e-6)
+    assert errors[True] <= (keys - 1) * 2.0**-18 / total
+    assert errors[False] <= (keys - 1) * 2.0**-25 / total
+    if beyond > 18:
+        assert errors[True] > (keys - 1) * 2.0**-20 / total  # the bound is not idle: these weights are 0
+
+
+def test_a_softmax_of_float32_cannot_speculate():
+    with pytest.raises(ValueError, match=r"^softmax: dtype is float32; it must be one of bfloat16, float16$"):
+        SpeculativeSoftmax((1,), 1.0, np.float32)

@@ -50,7 +50,8 @@ Step Machine::tensor_copy(Warp& w, const Instruction& in, u32 mask) {
     TensorMap map;
     const u8* bytes = nullptr;
     if (at_map.space == Space::param) {
-      if (at_map.offset + sizeof(map) <= params_.size() && at_map.offset % 64 == 0) bytes = params_.data() + at_map.offset;
+      if (at_map.offset + sizeof(map) <= params_.size() && at_map.offset % 64 == 0)
+        bytes = params_.data() + at_map.offset;
     } else if (at_map.space == Space::global) {
       bytes = global_memory(where, sizeof(map), false, &w, bit, pc);
     }
@@ -92,26 +93,28 @@ Step Machine::tensor_copy(Warp& w, const Instruction& in, u32 mask) {
       continue;
     }
     const u32 unit = 16 / c.element;  // elements
-    if (start[0] % static_cast<i64>(unit)) {  // an illegal instruction on the H200, even where the box lies outside the tensor
+    // An illegal instruction on the H200, even where the box lies outside the tensor.
+    if (start[0] % static_cast<i64>(unit)) {
       hazard(Hazard::GRID_GLOBAL_MISALIGNED, Severity::error, &w, bit, pc, -1, "tensor map",
              "the innermost coordinate " + std::to_string(start[0]) + " is not a multiple of " + std::to_string(unit) +
                  " elements, 16 bytes");
       continue;
     }
     const Place place = locate(w, Space::generic, address(r, destination, l, true));
-    const Place shared = place.space == Space::shared ? place : locate(w, Space::shared, address(r, destination, l, false));
+    const Place shared =
+        place.space == Space::shared ? place : locate(w, Space::shared, address(r, destination, l, false));
     const u32 row_bytes = c.row_elements * c.element;
     // A row that is narrower than the swizzle begins at a multiple of it all the same; only its own bytes are touched.
     const u32 pitch = c.swizzle ? c.swizzle : row_bytes;
     u64 rows = 1;
     for (int d = 1; d < dims; ++d) rows *= count[d];
     const u64 box_bytes = rows * row_bytes, span = (rows - 1) * pitch + row_bytes;
-    if (!shared.cta || shared.offset < shared_first || shared.offset + span > shared.cta->shared.size() || shared.offset % 128 ||
-        (c.swizzle && c.swizzle < row_bytes)) {
+    if (!shared.cta || shared.offset < shared_first || shared.offset + span > shared.cta->shared.size() ||
+        shared.offset % 128 || (c.swizzle && c.swizzle < row_bytes)) {
       hazard(shared.offset % 128 ? Hazard::SHARED_MISALIGNED : Hazard::SHARED_OUT_OF_BOUNDS,
              Severity::error, &w, bit, pc, -1, "shared memory",
-             "a box of " + std::to_string(span) + " bytes at byte " + std::to_string(static_cast<i64>(shared.offset) - shared_first) +
-                 " of " + std::to_string(shared_bytes_) + "; it must be 128-byte aligned and inside, and a row of it " +
+             "a box of " + std::to_string(span) + " bytes at byte " +
+                 std::to_string(static_cast<i64>(shared.offset) - shared_first) + " of " + std::to_string(shared_bytes_) + "; it must be 128-byte aligned and inside, and a row of it " +
                  "must not be longer than the swizzle");
       continue;
     }
@@ -137,7 +140,8 @@ Step Machine::tensor_copy(Warp& w, const Instruction& in, u32 mask) {
               const i64 left = static_cast<i64>(map.shape[0]) - start[0];
               end = static_cast<i32>(left <= 0 ? 0 : std::min<i64>(count[0], (left + s - 1) / s));
               // Stores and reductions write whole 16 bytes: the last ones may lie behind the row's end.
-              if (!loads && end > begin) end = static_cast<i32>(std::min<u32>(count[0], (static_cast<u32>(end) + unit - 1) / unit * unit));
+              if (!loads && end > begin)
+                end = static_cast<i32>(std::min<u32>(count[0], (static_cast<u32>(end) + unit - 1) / unit * unit));
             }
             c.rows.push_back({map.address + offset, shared.offset + row * pitch, begin, std::max(begin, end)});
           }

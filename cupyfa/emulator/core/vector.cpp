@@ -1,6 +1,6 @@
 // The vector unit of one level: the function for an instruction. The functions are in vector/, a header a family. meson
-// compiles this file once a level with CUPYFA_LEVEL and the options of that level; everything but the exported function is
-// in an anonymous namespace, so that no code of a higher level is shared.
+// compiles this file once a level with CUPYFA_LEVEL and the options of that level; everything but the exported function
+// is in an anonymous namespace, so that no code of a higher level is shared.
 #include "vector.hpp"
 
 #include "vector/approximations.hpp"
@@ -29,7 +29,9 @@ LaneFunction select_add(const Instruction& in, T type, bool subtract) {
   if (type == T::f32x2) return subtract ? pair_arithmetic<FSub, Kind::sub>(in) : pair_arithmetic<FAdd, Kind::add>(in);
   if (is_other_float(type)) return scalar(type);
   if (in.attr[1] & flag_sat)
-    return type != T::s32 ? nullptr : subtract ? binary<One<i32>, One<i32>, One<i32>, SubSat> : binary<One<i32>, One<i32>, One<i32>, AddSat>;
+    return type != T::s32 ? nullptr
+           : subtract     ? binary<One<i32>, One<i32>, One<i32>, SubSat>
+                          : binary<One<i32>, One<i32>, One<i32>, AddSat>;
   return subtract ? integer_binary<Sub>(type) : integer_binary<Add>(type);
 }
 LaneFunction select_logic(const Instruction& in, T type) {
@@ -45,7 +47,8 @@ LaneFunction select_fma(const Instruction& in, T type) {
   if (type == T::f32 && in.type2) return fma_mixed;
   if (is_other_float(type)) return scalar(type);
   const bool ftz = in.attr[1] & flag_ftz, plain = plain_rounding(in);
-  if (type == T::f32x2) return !plain ? pairwise<Directed<Kind::fma>, 3> : ftz ? pairwise<FFma<true>, 3> : pairwise<FFma<false>, 3>;
+  if (type == T::f32x2)
+    return !plain ? pairwise<Directed<Kind::fma>, 3> : ftz ? pairwise<FFma<true>, 3> : pairwise<FFma<false>, 3>;
   if (type != T::f32) return nullptr;
   if (!plain) return ternary<Float, Float, Float, Float, Directed<Kind::fma>>;
   return ftz ? flushing<FFma<true>, Kind::fma> : ternary<Float, Float, Float, Float, FFma<false>>;
@@ -74,7 +77,8 @@ LaneFunction select(const Instruction& in) {
     case O::mul_hi: return integer_binary<MulHi>(type);
     case O::mad_lo: return integer_ternary<MadLo>(type);
     case O::mad_hi:
-      if (in.attr[1] & flag_sat) return type == T::s32 ? ternary<One<i32>, One<i32>, One<i32>, One<i32>, MadHiSat> : nullptr;
+      if (in.attr[1] & flag_sat)
+        return type == T::s32 ? ternary<One<i32>, One<i32>, One<i32>, One<i32>, MadHiSat> : nullptr;
       return integer_ternary<MadHi>(type);
     case O::sad: return integer_ternary<Sad>(type);
     case O::mul_wide:

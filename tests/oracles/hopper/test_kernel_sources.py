@@ -34,6 +34,7 @@ SPEC = FwdSpec(
     causal=True,
     negate_scores=False,
     overlap=True,
+    speculative=False,
     pingpong=True,
     scheduler=Scheduler.PERSISTENT,
     setmaxnreg=True,
@@ -48,17 +49,14 @@ VARIANTS = [
     {"tile_m": 192, "overlap": False, "causal": False},
     {"tile_m": 64, "pingpong": False, "setmaxnreg": False},
     {"head_dim": 128, "tile_n": 112, "dtype": DType.FLOAT16},
+    {"speculative": True},
+    {"speculative": True, "stages": 1, "dtype": DType.FLOAT16},
+    {"speculative": True, "stages": 3, "q_stages": 2, "causal": False, "pingpong": False},
+    {"speculative": True, "tile_m": 192},
 ]
 SPECS = [dataclasses.replace(SPEC, **variant) for variant in VARIANTS]
-TABLE = [
-    FwdSpec(
-        **{
-            **dataclasses.asdict(SPEC),
-            **{name: getattr(row, name) for name in ("head_dim", "tile_m", "tile_n", "q_stages", "pingpong")},
-        }
-    )
-    for row in CANDIDATES
-]
+FIELDS = ("head_dim", "tile_m", "tile_n", "q_stages", "speculative", "pingpong")
+TABLE = [dataclasses.replace(SPEC, **{name: getattr(row, name) for name in FIELDS}) for row in CANDIDATES]
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +211,7 @@ def test_setmaxnreg_fits_what_the_launch_allocates(traces, spec):
 
 CONSUMER = "hopper/consumer.cuh"
 EDITS = {
-    "v is not released": (CONSUMER, r"release\(v\);(\s*scale_rows\(O, shrink)", r"\1", Deadlock),
+    "v is not released": (CONSUMER, r"release\(v\);(\s*if \(!in_range\) scale_rows)", r"\1", Deadlock),
     "k released before its wait": (
         CONSUMER,
         r"complete<1>\(scores\);[^\n]*\s*release\(k\);",
@@ -222,7 +220,7 @@ EDITS = {
     ),
     "v released before its wait": (
         CONSUMER,
-        r"complete<0>\(O\);[^\n]*\s*release\(v\);(\s*scale_rows)",
+        r"complete<0>\(O\);[^\n]*\s*release\(v\);(\s*if \(!in_range\) scale_rows)",
         r"release(v); complete<0>(O);\1",
         ReleaseBeforeCompletion,
     ),
@@ -292,11 +290,12 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_found(tmp_path, edit):
     name, old, new, error = EDITS[edit]
-    # head_dim 128: two boxes per tile
-    spec = dataclasses.replace(SPEC, head_dim=128, overlap="without overlap" not in edit)
-    trace = Traces(tmp_path, [spec], {name: (old, new)}).of(spec, Problem(448, 400))
-    with pytest.raises(error):
-        replay_often(trace)
+    exact = dataclasses.replace(SPEC, head_dim=128, overlap="without overlap" not in edit)  # two boxes per tile
+    specs = [exact, dataclasses.replace(exact, speculative=True)][: 1 + exact.overlap]
+    traces = Traces(tmp_path, specs, {name: (old, new)})
+    for spec in specs:
+        with pytest.raises(error):
+            replay_often(traces.of(spec, Problem(448, 400)))
 
 
 def replay_often(trace):

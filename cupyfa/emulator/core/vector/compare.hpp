@@ -98,7 +98,9 @@ void setp(const Instruction& in, const int32_t* e, const Registers& r, u32 mask)
   const auto boolean = static_cast<Boolean>(in.attr[1]);
   if (boolean != Boolean::none) {
     const u32 c = r.predicate(e[2 + 2 * entries_of(static_cast<T>(in.type))]);
-    const auto combine = [&](u32 x) { return boolean == Boolean::and_ ? x & c : boolean == Boolean::or_ ? x | c : x ^ c; };
+    const auto combine = [&](u32 x) {
+      return boolean == Boolean::and_ ? x & c : boolean == Boolean::or_ ? x | c : x ^ c;
+    };
     p = combine(p), q = combine(q);
   }
   if (e[0] != absent) r.set_predicate(e[0], p, mask);

@@ -146,7 +146,8 @@ void cvt_general(const Instruction& in, const int32_t* e, const Registers& r, u3
       if (from == T::f32 && (in.attr[1] & flag_ftz)) u = flush(static_cast<u32>(u));
       double x = FloatFormat::get(from, u);
       if (is_float(to)) {
-        const bool integral = mode == Rounding::rni || mode == Rounding::rzi || mode == Rounding::rmi || mode == Rounding::rpi;
+        const bool integral =
+            mode == Rounding::rni || mode == Rounding::rzi || mode == Rounding::rmi || mode == Rounding::rpi;
         if (integral) x = round_integer(x, mode);
         v = x != x && !(in.attr[1] & flag_sat) ? converted_nan(in, to, from, u) : float_to(in, to, x);
       } else {

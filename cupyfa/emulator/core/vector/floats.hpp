@@ -68,7 +68,8 @@ struct Directed {
     const auto mode = static_cast<Rounding>(i.attr[0]);
     if (x == 0 && kind != Kind::mul && mode == Rounding::rm) {
       // An exact cancellation is -0 when rounding down, +0 otherwise; equal signs keep theirs.
-      const double first = kind == Kind::fma ? da * db : da, second = kind == Kind::fma ? dc : kind == Kind::sub ? -db : db;
+      const double first = kind == Kind::fma ? da * db : da;
+      const double second = kind == Kind::fma ? dc : kind == Kind::sub ? -db : db;
       if (!(std::signbit(first) == 0 && std::signbit(second) == 0)) x = -0.0;
     }
     if (ftz && is_flushed(x, mode)) x = std::copysign(0.0, x);
@@ -123,8 +124,9 @@ struct FMinMaxAny {
     const u32 sign = (bits_of(a) ^ bits_of(b)) & 0x8000'0000;
     if (i.attr[1] & (flag_abs | flag_xorsign)) a = std::fabs(a), b = std::fabs(b);
     if (i.attr[1] & flag_ftz) a = flush(a), b = flush(b);
-    float m = i.attr[1] & flag_nan ? (maximum ? FMinMax<false, true, true>::of(i, a, b) : FMinMax<false, true, false>::of(i, a, b))
-                                   : (maximum ? FMinMax<false, false, true>::of(i, a, b) : FMinMax<false, false, false>::of(i, a, b));
+    float m = i.attr[1] & flag_nan
+                  ? (maximum ? FMinMax<false, true, true>::of(i, a, b) : FMinMax<false, true, false>::of(i, a, b))
+                  : (maximum ? FMinMax<false, false, true>::of(i, a, b) : FMinMax<false, false, false>::of(i, a, b));
     if ((i.attr[1] & flag_xorsign) && m == m) m = float_of((bits_of(m) & 0x7fff'ffff) | sign);
     return m;
   }
@@ -219,12 +221,16 @@ LaneFunction pair_arithmetic(const Instruction& in) {
 }
 template <bool maximum>
 LaneFunction float_minmax(const Instruction& in) {
-  const bool three = static_cast<Operation>(in.operation) == Operation::min3 || static_cast<Operation>(in.operation) == Operation::max3;
+  const auto operation = static_cast<Operation>(in.operation);
+  const bool three = operation == Operation::min3 || operation == Operation::max3;
   if (three) return ternary<Float, Float, Float, Float, FMinMaxAny>;
   if (in.attr[1] & (flag_abs | flag_xorsign)) return binary<Float, Float, Float, FMinMaxAny>;
   const bool ftz = in.attr[1] & flag_ftz, nan = in.attr[1] & flag_nan;
-  if (ftz) return nan ? binary<Float, Float, Float, FMinMax<true, true, maximum>> : binary<Float, Float, Float, FMinMax<true, false, maximum>>;
-  return nan ? binary<Float, Float, Float, FMinMax<false, true, maximum>> : binary<Float, Float, Float, FMinMax<false, false, maximum>>;
+  if (ftz)
+    return nan ? binary<Float, Float, Float, FMinMax<true, true, maximum>>
+               : binary<Float, Float, Float, FMinMax<true, false, maximum>>;
+  return nan ? binary<Float, Float, Float, FMinMax<false, true, maximum>>
+             : binary<Float, Float, Float, FMinMax<false, false, maximum>>;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Operands: how a value of 16, 32 or 64 bits lies in rows of 32 lanes, and loops over the lanes.
 //
-// The headers of this folder belong to vector.cpp and are compiled once a level: everything is in an anonymous namespace.
+// The headers of this folder belong to vector.cpp, which is compiled once a level: all is in an anonymous namespace.
 #pragma once
 #include <cstdint>
 #include <type_traits>
