@@ -38,7 +38,7 @@ export PATH := $(SCRIPTS):$(PATH)
 
 PYTEST = $(PY) -m pytest $(PYTEST_ARGS)
 TIMEOUT = $(shell $(PY) -c 'import pytest_timeout' 2>/dev/null && echo --timeout=$(1) --timeout-method=thread)
-DEVICE_SOURCES = $(shell find cuda -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+FORMATTED = $(shell find cuda cupyfa/emulator/core -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
 
 .PHONY: demo test test-full gpu-test gpu-sanitize emulator-sanitize notebooks bench lint clean site
 .DEFAULT_GOAL := demo
@@ -81,7 +81,7 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	cython-lint cupyfa
-	clang-format --dry-run -Werror $(DEVICE_SOURCES)
+	clang-format --dry-run -Werror $(FORMATTED)
 	numpydoc lint $(wildcard cupyfa/*.py cupyfa/testing/*.py)
 
 clean:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from cupyfa.emulator.program import Program
 
 HAZARDS: tuple[str, ...]
-OPERATIONS: tuple[str, ...]
+LISTS: dict[str, dict[str, int]]
 VECTOR_UNIT: str
 
 class Code:

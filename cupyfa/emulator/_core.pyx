@@ -81,10 +81,15 @@ cdef extern from *:
     #include "core/report.hpp"
     #include "core/machine.hpp"
     namespace cupyfa::emulator {
-    #define CUPYFA_NAME(name, ...) #name,
-    static const char* const hazard_names[] = {CUPYFA_HAZARDS(CUPYFA_NAME)};
-    static const char* const operation_names[] = {CUPYFA_OPERATIONS(CUPYFA_NAME)};
-    #undef CUPYFA_NAME
+    #define CUPYFA_WORD(name, ...) " " #name "=" #__VA_ARGS__
+    #define CUPYFA_LIST(list) #list CUPYFA_##list(CUPYFA_WORD)
+    static const char* const lists[] = {
+      CUPYFA_LIST(OPERATIONS), CUPYFA_LIST(TYPES), CUPYFA_LIST(SPACES), CUPYFA_LIST(ROUNDINGS), CUPYFA_LIST(FLAGS),
+      CUPYFA_LIST(COMPARISONS), CUPYFA_LIST(BOOLEANS), CUPYFA_LIST(ORDERS), CUPYFA_LIST(SCOPES),
+      CUPYFA_LIST(REDUCTIONS), CUPYFA_LIST(SPECIALS), CUPYFA_LIST(HAZARDS)};
+    constexpr int list_count = sizeof(lists) / sizeof(lists[0]);
+    #undef CUPYFA_LIST
+    #undef CUPYFA_WORD
     static inline int hazard_of(const Finding& f) { return static_cast<int>(f.hazard); }
     static inline int severity_of(const Finding& f) { return static_cast<int>(f.severity); }
     static inline void set_order(Policy& p, int order) { p.order = static_cast<Policy::Order>(order); }
@@ -93,13 +98,22 @@ cdef extern from *:
     int hazard_of "cupyfa::emulator::hazard_of"(const Finding &)
     int severity_of "cupyfa::emulator::severity_of"(const Finding &)
     void set_order "cupyfa::emulator::set_order"(Policy &, int)
-    const char *hazard_names "cupyfa::emulator::hazard_names"[]
-    const char *operation_names "cupyfa::emulator::operation_names"[]
-    int operation_count "static_cast<int>(cupyfa::emulator::Operation::count)"
-    int hazard_count "static_cast<int>(cupyfa::emulator::Hazard::count)"
+    const char *lists "cupyfa::emulator::lists"[]
+    int list_count "cupyfa::emulator::list_count"
 
-HAZARDS = tuple((<bytes>hazard_names[i]).decode() for i in range(hazard_count))
-OPERATIONS = tuple((<bytes>operation_names[i]).decode() for i in range(operation_count))
+
+cdef dict _read_lists():
+    """The lists of core/isa.hpp and core/report.hpp: name of the list -> name -> number."""
+    cdef dict found = {}
+    for i in range(list_count):
+        title, *words = (<bytes>lists[i]).decode().split(" ")
+        pairs = [word.partition("=") for word in words if word.strip("=")]
+        found[title] = {name: int(number) if number.strip() else k for k, (name, _, number) in enumerate(pairs)}
+    return found
+
+
+LISTS = _read_lists()
+HAZARDS = tuple(LISTS["HAZARDS"])
 VECTOR_UNIT = vector_unit().name.decode()
 
 _ORDERS = {"round_robin": 0, "random": 1, "priorities": 2, "first": 3, "last": 4}

@@ -1,13 +1,12 @@
 """Names and numbers of the machine's instruction set: the only place of Python that knows them.
 
-They are written once, in ``core/isa.hpp``.
+They are written once, in ``core/isa.hpp``, and compiled into the machine. A name that is a keyword of C++ has a
+trailing underscore.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from pathlib import Path
+from cupyfa.emulator._core import LISTS
 
 __all__ = [
     "ABSENT",
@@ -30,33 +29,17 @@ __all__ = [
 ]
 
 
-@cache
-def _header() -> str:
-    """Return ``core/isa.hpp`` without comments, one macro a line."""
-    text = (Path(__file__).parent / "core" / "isa.hpp").read_text(encoding="utf-8")
-    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL).replace("\\\n", " ")
-
-
-def _numbers(which: str) -> dict[str, int]:
-    """Return the names of one list with their numbers."""
-    found = re.search(rf"#define CUPYFA_{which}\(X\)([^\n]*)", _header())
-    assert found is not None, which
-    items = re.findall(r"X\((\w+)(?:, *(\d+))?\)", found[1])
-    # A name that is a keyword of C++ has a trailing underscore there.
-    return {name: int(number) if number else index for index, (name, number) in enumerate(items)}
-
-
-OPERATIONS = _numbers("OPERATIONS")
-TYPES = _numbers("TYPES")
-SPACES = _numbers("SPACES")
-ROUNDINGS = _numbers("ROUNDINGS")
-FLAGS = _numbers("FLAGS")
-COMPARISONS = _numbers("COMPARISONS")
-BOOLEANS = _numbers("BOOLEANS")
-ORDERS = _numbers("ORDERS")
-SCOPES = _numbers("SCOPES")
-REDUCTIONS = _numbers("REDUCTIONS")
-SPECIALS = _numbers("SPECIALS")
+OPERATIONS = LISTS["OPERATIONS"]
+TYPES = LISTS["TYPES"]
+SPACES = LISTS["SPACES"]
+ROUNDINGS = LISTS["ROUNDINGS"]
+FLAGS = LISTS["FLAGS"]
+COMPARISONS = LISTS["COMPARISONS"]
+BOOLEANS = LISTS["BOOLEANS"]
+ORDERS = LISTS["ORDERS"]
+SCOPES = LISTS["SCOPES"]
+REDUCTIONS = LISTS["REDUCTIONS"]
+SPECIALS = LISTS["SPECIALS"]
 
 #: An operand that is not there.
 ABSENT = -(1 << 31)

@@ -19,14 +19,16 @@ MBarrier* Machine::barrier_at(Warp* w, Cta& cta, u32 offset, u32 mask, i32 at, b
   if (i < 0 || !cta.barriers[static_cast<size_t>(i)].valid || offset % 8) {
     if (!reported(Hazard::MBARRIER_NOT_INITIALISED, at, -1))
       hazard(Hazard::MBARRIER_NOT_INITIALISED, Severity::error, w, mask, at, -1,
-             "byte " + std::to_string(static_cast<i64>(offset) - shared_first) + " of CTA " + std::to_string(cta.linear),
+             "byte " + std::to_string(static_cast<i64>(offset) - shared_first) + " of CTA " +
+                 std::to_string(cta.linear),
              "no mbarrier was initialised here");
     return nullptr;
   }
   MBarrier& b = cta.barriers[static_cast<size_t>(i)];
   if (options_.checks && w) {
     const u32 own = static_cast<u32>(w->clock_base);
-    const bool self = w->cta == &cta && b.init.slot >= own && b.init.slot < own + lanes && (mask >> (b.init.slot - own) & 1);
+    const bool self =
+        w->cta == &cta && b.init.slot >= own && b.init.slot < own + lanes && (mask >> (b.init.slot - own) & 1);
     // A relaxed arrival at the cluster barrier carries the initialisations that were fenced before it.
     const bool announced = b.announced && w->cluster_waited >= b.announced;
     if (!self && !announced && !reached(section(knowledge(*w, mask), 0), b.init) &&
@@ -58,8 +60,8 @@ void Machine::settle(Cta& cta, MBarrier& b) {
 void Machine::arrive(Cta& cta, MBarrier& b, u32 count, i32 at, Warp* w) {
   if (count > b.pending) {
     hazard(Hazard::MBARRIER_OVER_ARRIVAL, Severity::error, w, 0, at, b.init_at, name_of(cta, b),
-           std::to_string(count) + " arrivals, but phase " + std::to_string(b.phase) + " waits for " + std::to_string(b.pending) +
-               " of " + std::to_string(b.count));
+           std::to_string(count) + " arrivals, but phase " + std::to_string(b.phase) + " waits for " +
+               std::to_string(b.pending) + " of " + std::to_string(b.count));
     count = b.pending;
   }
   b.pending -= count;
@@ -102,8 +104,9 @@ Step Machine::mbarrier(Warp& w, Group& g, const Instruction& in, u32 mask) {
       const i64 count = static_cast<i64>(static_cast<i32>(r.source(e[3])[l])) + in.bias;
       i32& index = cta.barrier_at[p.offset / 8];
       if (index >= 0 && cta.barriers[static_cast<size_t>(index)].valid && !reported(Hazard::MBARRIER_REINIT, g.pc, -1))
-        hazard(Hazard::MBARRIER_REINIT, Severity::error, &w, bit, g.pc, cta.barriers[static_cast<size_t>(index)].init_at,
-               name_of(cta, cta.barriers[static_cast<size_t>(index)]), "initialised again without mbarrier.inval");
+        hazard(Hazard::MBARRIER_REINIT, Severity::error, &w, bit, g.pc,
+               cta.barriers[static_cast<size_t>(index)].init_at, name_of(cta, cta.barriers[static_cast<size_t>(index)]),
+               "initialised again without mbarrier.inval");
       if (index < 0) {
         index = static_cast<i32>(cta.barriers.size());
         cta.barriers.emplace_back();
@@ -152,7 +155,8 @@ Step Machine::mbarrier(Warp& w, Group& g, const Instruction& in, u32 mask) {
     }
     const u32 count = e[5] != absent ? r.source(e[5])[l] : 1;
     record(w, g.pc, 3, static_cast<i32>(p.offset), b->phase);
-    if (options_.checks && remote) owe(cta, Hazard::SHARED_PEER_EXITED, {static_cast<u32>(w.clock_base + l), now, 1}, g.pc, w);
+    if (options_.checks && remote)
+      owe(cta, Hazard::SHARED_PEER_EXITED, {static_cast<u32>(w.clock_base + l), now, 1}, g.pc, w);
     if (options_.checks && !(published >> l & 1) && static_cast<Order>(in.attr[2]) != Order::relaxed) {
       // Lanes that arrive together at one barrier publish together.
       u32 together = 0;
@@ -210,8 +214,8 @@ Step Machine::mbarrier_wait(Warp& w, Group& g, const Instruction& in, u32 mask) 
     if (parity && b->phase > seen + 1 && (b->phase - seen) % 2 == 1 && b->phase > 0 && seen > 0 &&
         !reported(Hazard::MBARRIER_PHASE_SKEW, g.pc, b->init_at))
       hazard(Hazard::MBARRIER_PHASE_SKEW, Severity::error, &w, bit, g.pc, b->init_at, name_of(*p.cta, *b),
-             "the warp has seen " + std::to_string(seen) + " phases complete, and takes phase " + std::to_string(b->phase - 1) +
-                 " for the next one: same parity, another generation");
+             "the warp has seen " + std::to_string(seen) + " phases complete, and takes phase " +
+                 std::to_string(b->phase - 1) + " for the next one: same parity, another generation");
     seen = b->phase;
     if (b->phase == 0) continue;
     if (learning && learning != b) {
@@ -257,12 +261,14 @@ Step Machine::named_barrier(Warp& w, Group& g, const Instruction& in, u32 mask) 
   if (in.attr[1] && !aligned_here(w, g, in, mask)) return Step::block;
   const u32 id = uniform(w, r.source(e[2]), mask, g.pc, "barrier number");
   if (id > 15) {
-    hazard(Hazard::BARRIER_ID_RANGE, Severity::error, &w, mask, g.pc, -1, "barrier " + std::to_string(id), "a CTA has barriers 0 to 15");
+    hazard(Hazard::BARRIER_ID_RANGE, Severity::error, &w, mask, g.pc, -1, "barrier " + std::to_string(id),
+           "a CTA has barriers 0 to 15");
     return Step::next;
   }
   const u32 threads = (block_.count() + lanes - 1) / lanes * lanes;
   const bool everyone = e[3] == absent;
-  const u32 count = everyone ? threads : uniform(w, r.source(e[3]), mask, g.pc, "barrier count") + static_cast<u32>(in.bias);
+  const u32 count =
+      everyone ? threads : uniform(w, r.source(e[3]), mask, g.pc, "barrier count") + static_cast<u32>(in.bias);
   NamedBarrier& b = w.cta->named[id];
   const std::string name = "named barrier " + std::to_string(id) + " of CTA " + std::to_string(w.cta->linear);
   const auto mismatch = [&](i32 other, const std::string& detail) {
@@ -270,9 +276,11 @@ Step Machine::named_barrier(Warp& w, Group& g, const Instruction& in, u32 mask) 
       hazard(Hazard::BARRIER_COUNT_MISMATCH, Severity::error, &w, mask, g.pc, other, name, detail);
   };
   if (count == 0 || count % lanes || count > threads)
-    mismatch(-1, "a count of " + std::to_string(count) + " threads; it must be a multiple of 32, at most " + std::to_string(threads));
+    mismatch(-1, "a count of " + std::to_string(count) + " threads; it must be a multiple of 32, at most " +
+                     std::to_string(threads));
   if (b.arrived && b.expected != count)
-    mismatch(b.at, "expects " + std::to_string(count) + " threads, another user of the same generation " + std::to_string(b.expected));
+    mismatch(b.at, "expects " + std::to_string(count) + " threads, another user of the same generation " +
+                       std::to_string(b.expected));
   // Threads that arrive again before the others have come take the place of somebody else's arrival.
   u32& present = b.present[static_cast<size_t>(w.index)];
   if (present & mask) mismatch(b.at, "the warp arrives a second time in one generation");
@@ -298,7 +306,9 @@ Step Machine::named_barrier(Warp& w, Group& g, const Instruction& in, u32 mask) 
   }
   record(w, g.pc, 3, -static_cast<i32>(id) - 1, b.generation);
   event();
-  if (b.arrived > b.expected) mismatch(b.at, std::to_string(b.arrived) + " threads have arrived, " + std::to_string(b.expected) + " were expected");
+  if (b.arrived > b.expected)
+    mismatch(b.at,
+             std::to_string(b.arrived) + " threads have arrived, " + std::to_string(b.expected) + " were expected");
   if (waits) g.stage = 1, g.data = id;
   settle_named(*w.cta, id);
   if (!waits) return Step::next;
@@ -310,12 +320,15 @@ bool Machine::aligned_here(Warp& w, Group& g, const Instruction& in, u32 mask) {
   const Group* elsewhere = nullptr;
   u32 here = mask;
   for (const Group& other : w.groups)
-    if (&other != &g && other.blocked && static_cast<Operation>(program_.code[static_cast<size_t>(other.pc)].operation) == Operation::bar)
+    if (&other != &g && other.blocked &&
+        static_cast<Operation>(program_.code[static_cast<size_t>(other.pc)].operation) == Operation::bar)
       here |= other.mask, elsewhere = &other;
-  if (!elsewhere || elsewhere->pc == g.pc || here != (w.lanes_mask & ~w.exited)) return converged(w, g, in, mask, "aligned barrier");
+  if (!elsewhere || elsewhere->pc == g.pc || here != (w.lanes_mask & ~w.exited))
+    return converged(w, g, in, mask, "aligned barrier");
   if (!reported(Hazard::BARRIER_ALIGNED_BARRIER_MULTI_SITE, g.pc, elsewhere->pc))
-    hazard(Hazard::BARRIER_ALIGNED_BARRIER_MULTI_SITE, Severity::error, &w, mask, g.pc, elsewhere->pc, "aligned barrier",
-           "lanes of one warp wait at different instructions, which are aligned: all of them must execute the same one");
+    hazard(
+        Hazard::BARRIER_ALIGNED_BARRIER_MULTI_SITE, Severity::error, &w, mask, g.pc, elsewhere->pc, "aligned barrier",
+        "lanes of one warp wait at different instructions, which are aligned: all of them must execute the same one");
   return true;
 }
 
@@ -330,7 +343,8 @@ void Machine::settle_named(Cta& cta, u32 id) {
   event();
   for (Warp& w : cta.warps)
     for (Group& g : w.groups) {
-      const bool waits = g.stage == 1 && g.data == id && static_cast<Operation>(program_.code[static_cast<size_t>(g.pc)].operation) == Operation::bar;
+      const bool waits = g.stage == 1 && g.data == id &&
+                         static_cast<Operation>(program_.code[static_cast<size_t>(g.pc)].operation) == Operation::bar;
       if (!waits) continue;
       if (options_.checks) acquire(w, g.mask, b.clock);
       record(w, g.pc, 2, -static_cast<i32>(id) - 1, b.generation);
@@ -410,7 +424,8 @@ Step Machine::set_registers(Warp& w, Group& g, const Instruction& in, u32 mask) 
     if (!reported(Hazard::REGISTERS_SETMAXNREG_BAD, g.pc, -1))
       hazard(Hazard::REGISTERS_SETMAXNREG_BAD, Severity::error, &w, mask, g.pc, -1, "registers", why);
   };
-  if (wanted < 24 || wanted > 256 || wanted % 8) bad(std::to_string(wanted) + " registers; it must be a multiple of 8 from 24 to 256");
+  if (wanted < 24 || wanted > 256 || wanted % 8)
+    bad(std::to_string(wanted) + " registers; it must be a multiple of 8 from 24 to 256");
   const bool inc = in.attr[0];
   if (inc ? wanted < w.registers : wanted > w.registers)
     bad(std::string(inc ? "inc" : "dec") + " to " + std::to_string(wanted) + " from " + std::to_string(w.registers));

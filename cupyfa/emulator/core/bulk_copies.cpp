@@ -24,12 +24,16 @@ Step Machine::bulk_copy(Warp& w, const Instruction& in, u32 mask) {
     c.element = 1, c.row_elements = n, c.bytes = n;
     const int direction = in.attr[0];
     const Place s = direction == 0 ? shared_place(e) : shared_place(e + 3);
-    const auto outside = [&](const Place& p) { return !p.cta || p.offset < shared_first || u64{p.offset} + n > p.cta->shared.size(); };
+    const auto outside = [&](const Place& p) {
+      return !p.cta || p.offset < shared_first || u64{p.offset} + n > p.cta->shared.size();
+    };
     const bool foreign = direction != 0 && s.cta != w.cta;
     if (n % 16 || n == 0 || s.offset % 16 || outside(s) || foreign) {
-      hazard(n % 16 || s.offset % 16 ? Hazard::SHARED_MISALIGNED : Hazard::SHARED_OUT_OF_BOUNDS, Severity::error, &w, bit, pc, -1,
-             "shared memory", std::to_string(n) + " bytes at byte " + std::to_string(static_cast<i64>(s.offset) - shared_first) +
-             (foreign ? " of another CTA; the source must be in its own" : "; size and address must be multiples of 16, inside the CTA's memory"));
+      hazard(n % 16 || s.offset % 16 ? Hazard::SHARED_MISALIGNED : Hazard::SHARED_OUT_OF_BOUNDS, Severity::error, &w,
+             bit, pc, -1, "shared memory",
+             std::to_string(n) + " bytes at byte " + std::to_string(static_cast<i64>(s.offset) - shared_first) +
+                 (foreign ? " of another CTA; the source must be in its own"
+                          : "; size and address must be multiples of 16, inside the CTA's memory"));
       continue;
     }
     if (reduces) c.reduction = static_cast<Reduction>(in.attr[1]), c.type = in.type;
@@ -51,7 +55,8 @@ Step Machine::bulk_copy(Warp& w, const Instruction& in, u32 mask) {
       const Place d = shared_place(e);
       c.kind = reduces ? Copy::reduce_shared : Copy::shared_to_shared;
       if (outside(d) || d.offset % 16) {
-        hazard(Hazard::SHARED_OUT_OF_BOUNDS, Severity::error, &w, bit, pc, -1, "shared memory", "destination of a bulk copy");
+        hazard(Hazard::SHARED_OUT_OF_BOUNDS, Severity::error, &w, bit, pc, -1, "shared memory",
+               "destination of a bulk copy");
         continue;
       }
       c.targets = 1u << d.cta->rank;
@@ -77,7 +82,8 @@ Step Machine::bulk_group(Warp& w, Group& g, const Instruction& in, u32 mask) {
     const size_t closed = q.groups.size() - 1;
     const i64 wanted = static_cast<i64>(closed) - (in.imm + in.bias);
     for (i64 i = 0; i < wanted; ++i)
-      if (q.groups[static_cast<size_t>(i)].reading > 0 || (!in.attr[0] && q.groups[static_cast<size_t>(i)].writing > 0)) return Step::block;
+      if (q.groups[static_cast<size_t>(i)].reading > 0 || (!in.attr[0] && q.groups[static_cast<size_t>(i)].writing > 0))
+        return Step::block;
     if (wanted > 0 && options_.checks) {
       const u32 epoch = q.first + static_cast<u32>(wanted) - 1;
       learn(w, 1u << l, q.slot, epoch);
@@ -93,55 +99,58 @@ Step Machine::cp_async(Warp& w, Group& g, const Instruction& in, u32 mask) {
   const Registers r = w.registers_view(program_);
   if (options_.checks && !w.cp_slot) w.cp_slot = new_slot();
   switch (static_cast<Operation>(in.operation)) {
-    case Operation::cp_async: {
-      const u32 bytes = static_cast<u32>(in.imm);
-      for (int l = 0; l < lanes; ++l) {
-        if (!(mask >> l & 1)) continue;
-        const Place p = locate(w, Space::generic, address(r, e, l, true));
-        const Place s = p.space == Space::shared ? p : locate(w, Space::shared, address(r, e, l, false));
-        if (!memory(w, s, bytes, true, l, g.pc)) continue;
-        u32 n = e[6] == absent ? bytes : std::min(bytes, r.source(e[6])[l]);
-        if (e[7] != absent && (r.predicate(e[7]) >> l & 1)) n = 0;
-        Copy c{};
-        c.kind = Copy::async16;
-        c.cta = w.cta, c.warp = &w, c.lane = l, c.at = g.pc;
-        c.row_elements = bytes, c.targets = 1u << s.cta->rank;
-        c.group = w.cp_groups + 1;
-        c.rows.push_back({address(r, e + 3, l, true), s.offset, 0, static_cast<i32>(n)});
-        if (w.cp_pending.size() < c.group) w.cp_pending.resize(c.group, 0);
-        ++w.cp_pending[c.group - 1];
-        issue(std::move(c));
+  case Operation::cp_async: {
+    const u32 bytes = static_cast<u32>(in.imm);
+    for (int l = 0; l < lanes; ++l) {
+      if (!(mask >> l & 1)) continue;
+      const Place p = locate(w, Space::generic, address(r, e, l, true));
+      const Place s = p.space == Space::shared ? p : locate(w, Space::shared, address(r, e, l, false));
+      if (!memory(w, s, bytes, true, l, g.pc)) continue;
+      u32 n = e[6] == absent ? bytes : std::min(bytes, r.source(e[6])[l]);
+      if (e[7] != absent && (r.predicate(e[7]) >> l & 1)) n = 0;
+      Copy c{};
+      c.kind = Copy::async16;
+      c.cta = w.cta, c.warp = &w, c.lane = l, c.at = g.pc;
+      c.row_elements = bytes, c.targets = 1u << s.cta->rank;
+      c.group = w.cp_groups + 1;
+      c.rows.push_back({address(r, e + 3, l, true), s.offset, 0, static_cast<i32>(n)});
+      if (w.cp_pending.size() < c.group) w.cp_pending.resize(c.group, 0);
+      ++w.cp_pending[c.group - 1];
+      issue(std::move(c));
+    }
+    return Step::next;
+  }
+  case Operation::cp_async_commit:
+    ++w.cp_groups;
+    return Step::next;
+  case Operation::cp_async_wait: {
+    const i64 wanted =
+        in.attr[0] ? static_cast<i64>(w.cp_groups) + 1 : static_cast<i64>(w.cp_groups) - in.imm - in.bias;
+    for (i64 i = 0; i < wanted && i < static_cast<i64>(w.cp_pending.size()); ++i)
+      if (w.cp_pending[static_cast<size_t>(i)]) return Step::block;
+    if (wanted > 0 && options_.checks) learn(w, mask, w.cp_slot, static_cast<u32>(wanted));
+    return Step::next;
+  }
+  default: {  // an arrival when all earlier copies of the thread are complete
+    for (u32 pending : w.cp_pending)
+      if (pending) return Step::block;  // completes no later than the hardware's own arrival would be observed
+    for (int l = 0; l < lanes; ++l) {
+      if (!(mask >> l & 1)) continue;
+      const Place p = locate(w, Space::generic, address(r, e, l, true));
+      const Place s = p.space == Space::shared ? p : locate(w, Space::shared, address(r, e, l, false));
+      if (!memory(w, s, 8, true, l, g.pc)) continue;
+      MBarrier* b = barrier_at(&w, *s.cta, s.offset, 1u << l, g.pc, false);
+      if (!b) continue;
+      if (options_.checks) {
+        publish(w, 1u << l, b->arriving);
+        u32& slot = b->arriving[w.cp_slot];
+        slot = std::max(slot, w.cp_groups + 1);
       }
-      return Step::next;
+      if (!in.attr[0]) ++b->pending;  // without .noinc the arrival is one that nobody had counted
+      arrive(*s.cta, *b, 1, g.pc, &w);
     }
-    case Operation::cp_async_commit: ++w.cp_groups; return Step::next;
-    case Operation::cp_async_wait: {
-      const i64 wanted = in.attr[0] ? static_cast<i64>(w.cp_groups) + 1 : static_cast<i64>(w.cp_groups) - in.imm - in.bias;
-      for (i64 i = 0; i < wanted && i < static_cast<i64>(w.cp_pending.size()); ++i)
-        if (w.cp_pending[static_cast<size_t>(i)]) return Step::block;
-      if (wanted > 0 && options_.checks) learn(w, mask, w.cp_slot, static_cast<u32>(wanted));
-      return Step::next;
-    }
-    default: {  // an arrival when all earlier copies of the thread are complete
-      for (u32 pending : w.cp_pending)
-        if (pending) return Step::block;  // completes no later than the hardware's own arrival would be observed
-      for (int l = 0; l < lanes; ++l) {
-        if (!(mask >> l & 1)) continue;
-        const Place p = locate(w, Space::generic, address(r, e, l, true));
-        const Place s = p.space == Space::shared ? p : locate(w, Space::shared, address(r, e, l, false));
-        if (!memory(w, s, 8, true, l, g.pc)) continue;
-        MBarrier* b = barrier_at(&w, *s.cta, s.offset, 1u << l, g.pc, false);
-        if (!b) continue;
-        if (options_.checks) {
-          publish(w, 1u << l, b->arriving);
-          u32& slot = b->arriving[w.cp_slot];
-          slot = std::max(slot, w.cp_groups + 1);
-        }
-        if (!in.attr[0]) ++b->pending;  // without .noinc the arrival is one that nobody had counted
-        arrive(*s.cta, *b, 1, g.pc, &w);
-      }
-      return Step::next;
-    }
+    return Step::next;
+  }
   }
 }
 
@@ -198,7 +207,8 @@ Step Machine::launch_control(Warp& w, const Instruction& in, u32 mask) {
         section(v, 0)[w.clock_base + l] = w.epoch++;
         const Access a{{b->slot, static_cast<u32>(b->phase + 1), 1}, true, section(v, 0), section(v, 1), pc};
         owe(cta, Hazard::BULK_EXIT_WITH_LOAD_IN_FLIGHT, a.stamp, pc, w);
-        cta.shadow->write(response.offset, response.offset + 16, a, [&](const Conflict& x) { conflict(x, w, 1u << l, pc, cta, response.offset); });
+        cta.shadow->write(response.offset, response.offset + 16, a,
+                          [&](const Conflict& x) { conflict(x, w, 1u << l, pc, cta, response.offset); });
       }
       std::memcpy(cta.shared.data() + response.offset, words, 16);
       complete_tx(cta, *b, 16, pc);

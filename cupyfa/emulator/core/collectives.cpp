@@ -18,7 +18,8 @@ Step Machine::matrix(Warp& w, Group& g, const Instruction& in, u32 mask) {
     const u32* a = r.source(e[1]);
     for (u32 l = 0; l < lanes; ++l)
       for (u32 i = 0; i < 2; ++i) m[l / 4][2 * (l % 4) + i] = static_cast<u16>(a[l] >> (16 * i));
-    for (u32 l = 0; l < lanes; ++l) r.row(e[0])[l] = m[2 * (l % 4)][l / 4] | static_cast<u32>(m[2 * (l % 4) + 1][l / 4]) << 16;
+    for (u32 l = 0; l < lanes; ++l)
+      r.row(e[0])[l] = m[2 * (l % 4)][l / 4] | static_cast<u32>(m[2 * (l % 4) + 1][l / 4]) << 16;
     return Step::next;
   }
   const bool is_load = o == Operation::ldmatrix, trans = in.attr[1];
@@ -79,7 +80,8 @@ Step Machine::warp_collective(Warp& w, Group& g, const Instruction& in, u32 mask
   const u32 same = like_first(mask);
   if (same != mask) {  // lanes that name other members belong to another instance of the instruction
     bool complete = true;
-    for (u32 left = mask; left; left &= ~like_first(left)) complete &= (named[std::countr_zero(left)] & alive & ~like_first(left)) == 0;
+    for (u32 left = mask; left; left &= ~like_first(left))
+      complete &= (named[std::countr_zero(left)] & alive & ~like_first(left)) == 0;
     if (complete) {
       const Step first = warp_collective(w, g, in, same);
       return first == Step::next ? warp_collective(w, g, in, mask & ~same) : first;
@@ -89,7 +91,8 @@ Step Machine::warp_collective(Warp& w, Group& g, const Instruction& in, u32 mask
   const u32 members = named[std::countr_zero(mask)] & alive;
   if ((mask & ~members) && same == mask && !reported(Hazard::WARP_DIVERGENT_ALIGNED_OP, g.pc, -1)) {
     std::ostringstream s;
-    s << std::hex << "lanes " << (mask & ~members) << " execute it, but its member mask " << members << " does not name them";
+    s << std::hex << "lanes " << (mask & ~members) << " execute it, but its member mask " << members
+      << " does not name them";
     hazard(Hazard::WARP_DIVERGENT_ALIGNED_OP, Severity::error, &w, mask, g.pc, -1, "warp", s.str());
   }
   if ((members & mask) != members) {
@@ -125,64 +128,66 @@ Step Machine::warp_collective(Warp& w, Group& g, const Instruction& in, u32 mask
     }
   }
   switch (o) {
-    case Operation::syncwarp: {
-      g.stage = 0;
-      sync_lanes(w, mask);
-      return Step::next;
+  case Operation::syncwarp: {
+    g.stage = 0;
+    sync_lanes(w, mask);
+    return Step::next;
+  }
+  case Operation::shfl:
+    return shuffle(w, in, mask);
+  case Operation::vote:
+    return vote(w, in, mask);
+  case Operation::elect: {
+    int leader = std::countr_zero(members & mask ? members & mask : mask);
+    if (options_.policy.random_elect) {
+      // Any lane, but always the same one for a member mask: PTX promises that.
+      const u64 pick = (options_.seed * 0x9e37'79b9'7f4a'7c15 ^ mask) * 0x2545'f491'4f6c'dd1d >> 33;
+      int skip = static_cast<int>(pick % static_cast<u64>(std::popcount(mask)));
+      for (leader = 0; leader < lanes; ++leader)
+        if ((mask >> leader & 1) && skip-- == 0) break;
     }
-    case Operation::shfl: return shuffle(w, in, mask);
-    case Operation::vote: return vote(w, in, mask);
-    case Operation::elect: {
-      int leader = std::countr_zero(members & mask ? members & mask : mask);
-      if (options_.policy.random_elect) {
-        // Any lane, but always the same one for a member mask: PTX promises that.
-        const u64 pick = (options_.seed * 0x9e37'79b9'7f4a'7c15 ^ mask) * 0x2545'f491'4f6c'dd1d >> 33;
-        int skip = static_cast<int>(pick % static_cast<u64>(std::popcount(mask)));
-        for (leader = 0; leader < lanes; ++leader)
-          if ((mask >> leader & 1) && skip-- == 0) break;
-      }
-      if (e[0] != absent)
-        for (int l = 0; l < lanes; ++l)
-          if (mask >> l & 1) r.row(e[0])[l] = static_cast<u32>(leader);
-      r.set_predicate(e[1], 1u << leader, mask);
-      return Step::next;
-    }
-    case Operation::redux: {
-      const u32* a = r.source(e[1]);
-      const auto type = static_cast<Type>(in.type);
-      u64 v = 0;
-      bool first = true, nan = false;
-      for (int l = 0; l < lanes; ++l) {
-        if (!(mask >> l & 1)) continue;
-        u32 x = a[l];
-        if (type == Type::f32) {
-          if (in.attr[1] & flag_abs) x &= 0x7fff'ffff;
-          nan |= (x & 0x7fff'ffff) > 0x7f80'0000;
-        }
-        v = first ? x : reduce_value(type, static_cast<Reduction>(in.attr[0]), v, x, 0);
-        first = false;
-      }
-      if (nan && (in.attr[1] & flag_nan)) v = nan_f32;
+    if (e[0] != absent)
       for (int l = 0; l < lanes; ++l)
-        if (mask >> l & 1) r.row(e[0])[l] = static_cast<u32>(v);
-      return Step::next;
-    }
-    default: {  // match: d p? a(1 or 2) m
-      const bool wide = static_cast<Type>(in.type) == Type::b64;
-      const u32 *low = r.source(e[2]), *high = wide ? r.source(e[3]) : low;
-      u32 d[lanes], all = 0;
-      for (int l = 0; l < lanes; ++l) {
-        d[l] = 0;
-        for (int k = 0; k < lanes; ++k)
-          if ((mask >> k & 1) && low[k] == low[l] && high[k] == high[l]) d[l] |= 1u << k;
-        if ((mask >> l & 1) && d[l] == mask) all |= 1u << l;
+        if (mask >> l & 1) r.row(e[0])[l] = static_cast<u32>(leader);
+    r.set_predicate(e[1], 1u << leader, mask);
+    return Step::next;
+  }
+  case Operation::redux: {
+    const u32* a = r.source(e[1]);
+    const auto type = static_cast<Type>(in.type);
+    u64 v = 0;
+    bool first = true, nan = false;
+    for (int l = 0; l < lanes; ++l) {
+      if (!(mask >> l & 1)) continue;
+      u32 x = a[l];
+      if (type == Type::f32) {
+        if (in.attr[1] & flag_abs) x &= 0x7fff'ffff;
+        nan |= (x & 0x7fff'ffff) > 0x7f80'0000;
       }
-      const bool equal = (all & mask) == mask;
-      for (int l = 0; l < lanes; ++l)
-        if (mask >> l & 1) r.row(e[0])[l] = in.attr[0] ? (equal ? mask : 0) : d[l];
-      if (in.attr[0] && e[1] != absent) r.set_predicate(e[1], equal ? all_lanes : 0, mask);
-      return Step::next;
+      v = first ? x : reduce_value(type, static_cast<Reduction>(in.attr[0]), v, x, 0);
+      first = false;
     }
+    if (nan && (in.attr[1] & flag_nan)) v = nan_f32;
+    for (int l = 0; l < lanes; ++l)
+      if (mask >> l & 1) r.row(e[0])[l] = static_cast<u32>(v);
+    return Step::next;
+  }
+  default: {  // match: d p? a(1 or 2) m
+    const bool wide = static_cast<Type>(in.type) == Type::b64;
+    const u32 *low = r.source(e[2]), *high = wide ? r.source(e[3]) : low;
+    u32 d[lanes], all = 0;
+    for (int l = 0; l < lanes; ++l) {
+      d[l] = 0;
+      for (int k = 0; k < lanes; ++k)
+        if ((mask >> k & 1) && low[k] == low[l] && high[k] == high[l]) d[l] |= 1u << k;
+      if ((mask >> l & 1) && d[l] == mask) all |= 1u << l;
+    }
+    const bool equal = (all & mask) == mask;
+    for (int l = 0; l < lanes; ++l)
+      if (mask >> l & 1) r.row(e[0])[l] = in.attr[0] ? (equal ? mask : 0) : d[l];
+    if (in.attr[0] && e[1] != absent) r.set_predicate(e[1], equal ? all_lanes : 0, mask);
+    return Step::next;
+  }
   }
 }
 
@@ -200,10 +205,17 @@ Step Machine::shuffle(Warp& w, const Instruction& in, u32 mask) {
     u32 j;
     bool ok;
     switch (in.attr[0]) {
-      case 0: j = l - by, ok = static_cast<i32>(j) >= static_cast<i32>(highest); break;
-      case 1: j = l + by, ok = j <= highest; break;
-      case 2: j = l ^ by, ok = j <= highest; break;
-      default: j = lowest | (by & ~segment), ok = j <= highest;
+    case 0:
+      j = l - by, ok = static_cast<i32>(j) >= static_cast<i32>(highest);
+      break;
+    case 1:
+      j = l + by, ok = j <= highest;
+      break;
+    case 2:
+      j = l ^ by, ok = j <= highest;
+      break;
+    default:
+      j = lowest | (by & ~segment), ok = j <= highest;
     }
     if (!ok) j = l;
     j &= 31;
@@ -212,8 +224,8 @@ Step Machine::shuffle(Warp& w, const Instruction& in, u32 mask) {
     valid |= ok ? 1u << l : 0;
   }
   if (inactive && !reported(Hazard::WARP_SHUFFLE_INACTIVE_LANE, static_cast<i32>(&in - program_.code.data()), -1))
-    hazard(Hazard::WARP_SHUFFLE_INACTIVE_LANE, Severity::error, &w, mask, static_cast<i32>(&in - program_.code.data()), -1,
-           "warp", "a lane reads a lane that does not take part: its value is undefined");
+    hazard(Hazard::WARP_SHUFFLE_INACTIVE_LANE, Severity::error, &w, mask, static_cast<i32>(&in - program_.code.data()),
+           -1, "warp", "a lane reads a lane that does not take part: its value is undefined");
   u32* out = r.row(e[0]);
   for (int l = 0; l < lanes; ++l)
     if (mask >> l & 1) out[l] = d[l];

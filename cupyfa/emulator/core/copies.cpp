@@ -24,7 +24,8 @@ BulkQueue& Machine::bulk_queue(Warp& w, int lane) {
 void Machine::stamp_copy(Copy& c) {
   Warp& w = *c.warp;
   const u32 bit = 1u << c.lane;
-  const bool writes = c.kind == Copy::to_shared || c.kind == Copy::shared_to_shared || c.kind == Copy::reduce_shared || c.kind == Copy::async16;
+  const bool writes = c.kind == Copy::to_shared || c.kind == Copy::shared_to_shared || c.kind == Copy::reduce_shared ||
+                      c.kind == Copy::async16;
   const u32 row_bytes = c.row_elements * c.element;
   if (options_.checks) {
     std::vector<u32>& v = own_clock(w, bit).v;
@@ -47,7 +48,8 @@ void Machine::stamp_copy(Copy& c) {
     a.home = w.cta->home, a.review = options_.review;
     if (c.kind == Copy::reduce_shared) a.strength = strong_in_gpu;  // its operations are relaxed atomics
     if (cta.exited() && !reported(Hazard::SHARED_PEER_EXITED, c.at, -1))
-      hazard(Hazard::SHARED_PEER_EXITED, Severity::error, &w, bit, c.at, -1, "shared memory", "the receiving CTA has ended");
+      hazard(Hazard::SHARED_PEER_EXITED, Severity::error, &w, bit, c.at, -1, "shared memory",
+             "the receiving CTA has ended");
     if (options_.checks) {
       const std::vector<u32>& v = own_clock(w, bit).v;
       a.happens = section(v, 0), a.fenced = section(v, 1);
@@ -81,12 +83,17 @@ void Machine::stamp_copy(Copy& c) {
       }
       if (writes && c.kind != Copy::reduce_shared) std::memset(cta.shared.data() + begin, 0xff, end - begin);
     });
-    if ((c.kind == Copy::shared_to_shared || c.kind == Copy::reduce_shared) && options_.checks) {  // the source: until the receiver's barrier completes
+    if ((c.kind == Copy::shared_to_shared || c.kind == Copy::reduce_shared) &&
+        options_.checks) {  // the source: until the receiver's barrier completes
       const i32 i = cta.barrier_at[c.barrier_offset / 8];
       const std::vector<u32>& v = own_clock(w, bit).v;
       if (i >= 0) {
-        const Access read{{cta.barriers[static_cast<size_t>(i)].slot, static_cast<u32>(cta.barriers[static_cast<size_t>(i)].phase + 1), 1},
-                          true, section(v, 0), section(v, 1), c.at};
+        const Access read{{cta.barriers[static_cast<size_t>(i)].slot,
+                           static_cast<u32>(cta.barriers[static_cast<size_t>(i)].phase + 1), 1},
+                          true,
+                          section(v, 0),
+                          section(v, 1),
+                          c.at};
         owe(*c.cta, Hazard::BULK_EXIT_WITH_STORE_UNWAITED, read.stamp, c.at, w);
         c.cta->shadow->read(c.source_offset, c.source_offset + row_bytes, read,
                             [&](const Conflict& x) { conflict(x, w, bit, c.at, *c.cta, c.source_offset); });
@@ -116,7 +123,8 @@ void Machine::issue(Copy&& c) {
       c.phase[cta.rank] = b->phase;
     }
     if (!c.targets) return;
-    record(*c.warp, c.at, 0, static_cast<i32>(c.barrier_offset), c.phase[static_cast<size_t>(std::countr_zero(c.targets))]);
+    record(*c.warp, c.at, 0, static_cast<i32>(c.barrier_offset),
+           c.phase[static_cast<size_t>(std::countr_zero(c.targets))]);
   } else if (c.kind != Copy::async16) {
     BulkQueue& q = bulk_queue(*c.warp, c.lane);
     c.group = q.first + static_cast<u32>(q.groups.size()) - 1;
@@ -154,7 +162,8 @@ void Machine::land(Copy& c, size_t first, size_t last) {
         if (g && c.element_stride == 1) std::memcpy(buffer + static_cast<u32>(row.begin) * c.element, g, length);
         if (g && c.element_stride != 1)
           for (i32 x = row.begin; x < row.end; ++x)
-            std::memcpy(buffer + static_cast<u32>(x) * c.element, g + static_cast<u64>(x - row.begin) * step, c.element);
+            std::memcpy(buffer + static_cast<u32>(x) * c.element, g + static_cast<u64>(x - row.begin) * step,
+                        c.element);
       }
     }
     for (Cta& cta : c.cta->cluster->ctas) {
@@ -220,7 +229,8 @@ bool Machine::run_copy(size_t index) {
       if (!b.valid) continue;
       const u64 phase = phases[cta.rank];
       if (b.phase != phase && !reported(Hazard::MBARRIER_TMA_COMPLETES_IN_LATER_PHASE, at, b.init_at))
-        hazard(Hazard::MBARRIER_TMA_COMPLETES_IN_LATER_PHASE, Severity::error, issuer, 0, at, b.init_at, name_of(home, b),
+        hazard(Hazard::MBARRIER_TMA_COMPLETES_IN_LATER_PHASE, Severity::error, issuer, 0, at, b.init_at,
+               name_of(home, b),
                "issued in phase " + std::to_string(phase) + ", bytes counted in phase " + std::to_string(b.phase));
       if (finished && b.phase == phase && b.in_flight > 0) --b.in_flight;
       record(*issuer, at, 1, static_cast<i32>(offset), b.phase);
@@ -236,7 +246,8 @@ bool Machine::run_copy(size_t index) {
     for (size_t i = 0; i < n; ++i)
       for (u32 x = 0; x < row_bytes;) {
         const u32 linear = c.rows[i].shared + x, length = std::min(row_bytes - x, 16 - linear % 16);
-        std::memcpy(c.buffer.data() + i * row_bytes + x, c.cta->shared.data() + swizzled(linear & ~15u, c.swizzle) + linear % 16, length);
+        std::memcpy(c.buffer.data() + i * row_bytes + x,
+                    c.cta->shared.data() + swizzled(linear & ~15u, c.swizzle) + linear % 16, length);
         x += length;
       }
     c.read_done = true;

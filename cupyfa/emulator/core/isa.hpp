@@ -19,6 +19,8 @@ namespace cupyfa::emulator {
 constexpr int32_t absent = INT32_MIN;
 constexpr int32_t negated = 1 << 30;
 
+// clang-format off: the lists are tables.
+
 // Rows of 8- and 16-bit values use the low bits; the machine keeps the others 0 (sign-extended loads of narrow types
 // fill 32 bits, as in hardware).
 #define CUPYFA_TYPES(X) \
@@ -172,6 +174,8 @@ constexpr int32_t negated = 1 << 30;
                       4 64x128b.01_23, 5 32x128b.warpx4 */ \
   X(tc_shift)      /* a #o */
 
+// clang-format on
+
 #define CUPYFA_NAME(name, ...) name,
 enum class Type : uint8_t { CUPYFA_TYPES(CUPYFA_NAME) count };
 enum class Space : uint8_t { CUPYFA_SPACES(CUPYFA_NAME) count };
@@ -193,14 +197,14 @@ struct Instruction {
   uint16_t operation;
   uint8_t type, type2;
   uint8_t attr[8];
-  int16_t guard;           ///< predicate register that must be true, -1: none
+  int16_t guard;  ///< predicate register that must be true, -1: none
   uint8_t guard_negated;
-  uint8_t repeat;          ///< a mutation executes the instruction this many times more
-  int32_t operands;        ///< index of its first operand in the pool
+  uint8_t repeat;  ///< a mutation executes the instruction this many times more
+  int32_t operands;  ///< index of its first operand in the pool
   int32_t operand_count;
   int32_t imm;
-  int32_t bias;            ///< a mutation of a number that the kernel computes
-  int32_t site;            ///< index into the program's source locations
+  int32_t bias;  ///< a mutation of a number that the kernel computes
+  int32_t site;  ///< index into the program's source locations
 };
 static_assert(sizeof(Instruction) == 36, "decode.py declares the same layout");
 
@@ -208,6 +212,6 @@ static_assert(sizeof(Instruction) == 36, "decode.py declares the same layout");
 constexpr uint32_t shared_window = 0x7f01, local_window = 0x7f02, param_window = 0x7f03;
 constexpr uint32_t shared_first = 0x400;
 constexpr uint64_t module_data = 0x7d00'0000'0000;  ///< .global and .const variables of the module
-constexpr uint64_t global_first = 0x7e00'0000'0000; ///< buffers of the caller
+constexpr uint64_t global_first = 0x7e00'0000'0000;  ///< buffers of the caller
 
 }  // namespace cupyfa::emulator

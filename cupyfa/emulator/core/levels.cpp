@@ -26,7 +26,8 @@ const VectorUnit& choose() {
   __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512cd");
 #endif
   const Level levels[] = {
 #ifdef CUPYFA_X86_LEVELS
@@ -38,7 +39,8 @@ const VectorUnit& choose() {
   const char* wanted = std::getenv("CUPYFA_EMULATOR_LEVEL");
   for (const Level& level : levels)
     if (level.supported && (!wanted || !*wanted || std::string(wanted) == level.name)) return level.unit();
-  throw std::runtime_error(std::string("CUPYFA_EMULATOR_LEVEL is ") + wanted + ", which this processor or build does not have");
+  throw std::runtime_error(std::string("CUPYFA_EMULATOR_LEVEL is ") + wanted +
+                           ", which this processor or build does not have");
 }
 
 }  // namespace

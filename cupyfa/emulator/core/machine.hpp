@@ -43,16 +43,16 @@ struct Program {
   std::vector<u32> constants;  ///< 32 lanes each
   i32 rows = 0, predicates = 1;
   std::vector<std::pair<i32, i32>> specials;  ///< row, Special
-  std::vector<u8> data;                       ///< .global and .const variables
+  std::vector<u8> data;  ///< .global and .const variables
   u32 param_bytes = 0, static_shared = 0, dynamic_shared_offset = 0, local_bytes = 0;
 
   std::vector<u8> roles;  ///< of each operand: 1 read, 2 written, 4 a predicate
 
   // Made by finish(): rows that an instruction reads and writes, as spans of these lists.
   std::vector<i32> use_begin, uses, def_begin, defs;
-  std::vector<LaneFunction> function;   ///< null: the machine executes it
-  std::vector<u8> touches;              ///< the instruction has a row that some wgmma or tcgen05.ld uses
-  std::vector<i32> async_index;         ///< row -> its number among those rows, -1: none
+  std::vector<LaneFunction> function;  ///< null: the machine executes it
+  std::vector<u8> touches;  ///< the instruction has a row that some wgmma or tcgen05.ld uses
+  std::vector<i32> async_index;  ///< row -> its number among those rows, -1: none
   i32 async_rows = 0;
   bool has_tcgen05 = false, has_wgmma = false;
 
@@ -70,18 +70,18 @@ struct Buffer {
   bool writable, protocol;
   std::string name;
   bool initialised = true;
-  std::vector<bool> written{};       ///< bytes, of a buffer that had no values at launch
+  std::vector<bool> written{};  ///< bytes, of a buffer that had no values at launch
 };
 
 /// Who runs when. A probability of 1 completes asynchronous work at once, 0 only when no warp can run.
 struct Policy {
-  double copies = 1, products = 1;   ///< chance of an asynchronous operation at each scheduling step
-  bool newest_first = false;         ///< copies complete in reverse order
-  int pieces = 1;                    ///< a copy lands in so many parts
-  int quantum = 0;                   ///< instructions before another warp may run, 0: until it waits
+  double copies = 1, products = 1;  ///< chance of an asynchronous operation at each scheduling step
+  bool newest_first = false;  ///< copies complete in reverse order
+  int pieces = 1;  ///< a copy lands in so many parts
+  int quantum = 0;  ///< instructions before another warp may run, 0: until it waits
   enum Order { round_robin, random, priorities, first, last } order = round_robin;
-  double spurious = 0;               ///< chance that try_wait fails for no reason
-  bool impatient = false;            ///< try_wait fails once before it suspends: its time limit is short
+  double spurious = 0;  ///< chance that try_wait fails for no reason
+  bool impatient = false;  ///< try_wait fails once before it suspends: its time limit is short
   bool random_elect = false;
 };
 
@@ -89,25 +89,25 @@ struct Options {
   Policy policy;
   u64 seed = 0;
   bool checks = true;
-  bool strict_warpgroup = false;     ///< a wait by one warp proves only its own part of a wgmma
-  bool review = false;               ///< report findings on which sources disagree
+  bool strict_warpgroup = false;  ///< a wait by one warp proves only its own part of a wgmma
+  bool review = false;  ///< report findings on which sources disagree
   bool stop_at_error = false;
-  bool record = false;               ///< keep events for a timeline
-  bool lenient_tcgen05 = false;      ///< missing tcgen05 fences and waits are information, not errors
-  bool programmatic = false;         ///< launched while the grid before it may still run
-  u64 max_instructions = 0;          ///< of the whole run; 0: as many as it takes
-  u64 max_idle = 0;                  ///< instructions in a row without an event; 0: as many as it takes
+  bool record = false;  ///< keep events for a timeline
+  bool lenient_tcgen05 = false;  ///< missing tcgen05 fences and waits are information, not errors
+  bool programmatic = false;  ///< launched while the grid before it may still run
+  u64 max_instructions = 0;  ///< of the whole run; 0: as many as it takes
+  u64 max_idle = 0;  ///< instructions in a row without an event; 0: as many as it takes
   u32 sms = 132, resident = 1;
-  u32 slots = 512;                   ///< asynchronous clock slots of the resident clusters
-  u32 launch_registers = 0;          ///< per thread, 0: as many as fit
+  u32 slots = 512;  ///< asynchronous clock slots of the resident clusters
+  u32 launch_registers = 0;  ///< per thread, 0: as many as fit
 };
 
 struct Event {
   u64 time;
   i32 at, cta, warp;
-  u8 kind;      ///< 0 issue, 1 completion, 2 wait, 3 release
-  i32 object;   ///< shared offset of the mbarrier, or slot
-  u64 value;    ///< phase or group
+  u8 kind;  ///< 0 issue, 1 completion, 2 wait, 3 release
+  i32 object;  ///< shared offset of the mbarrier, or slot
+  u64 value;  ///< phase or group
 };
 
 // --- state -----------------------------------------------------------------------------------------------------------
@@ -127,85 +127,83 @@ struct LaneClock {
 struct Group {
   i32 pc;
   u32 mask;
-  u8 stage = 0;       ///< of an instruction that waits: what it has already done
+  u8 stage = 0;  ///< of an instruction that waits: what it has already done
   bool blocked = false;
-  u64 seen = 0;       ///< number of events when it last could not go on
-  u64 data = 0;       ///< of a waiting instruction
-  u8 repeated = 0;    ///< times that it has executed its instruction, of those that a mutation adds
+  u64 seen = 0;  ///< number of events when it last could not go on
+  u64 data = 0;  ///< of a waiting instruction
+  u8 repeated = 0;  ///< times that it has executed its instruction, of those that a mutation adds
 };
 
 struct BulkGroup {
   int reading = 0, writing = 0;
 };
-struct BulkQueue {      ///< of one thread
+struct BulkQueue {  ///< of one thread
   std::vector<BulkGroup> groups;  ///< groups[0] is number `first`; the last one is open
-  u32 first = 1;        ///< the number of groups.front()
-  u32 slot = 0;         ///< slot: reads done, slot + 1: writes done
-  u32 last = 0;         ///< group of the newest operation
+  u32 first = 1;  ///< the number of groups.front()
+  u32 slot = 0;  ///< slot: reads done, slot + 1: writes done
+  u32 last = 0;  ///< group of the newest operation
   i32 at = -1;
 };
 
-struct FencePoint {     ///< what lanes knew at their last fence: a strong write after it publishes that
+struct FencePoint {  ///< what lanes knew at their last fence: a strong write after it publishes that
   u32 mask;
   Strength scope;
   std::vector<u32> v;
 };
-struct Observed {       ///< what strong reads that do not acquire have met: a fence after them acquires it
+struct Observed {  ///< what strong reads that do not acquire have met: a fence after them acquires it
   u32 mask, home;
   std::vector<u32> v;
 };
-struct Release {        ///< published at a place in memory
+struct Release {  ///< published at a place in memory
   u32 home;
   Strength scope;
   std::vector<u32> v;
 };
 
-struct AsyncRow {       ///< a register row that wgmma or tcgen05.ld may be using
-  u64 written_by = 0;   ///< operation that will write it, 0: none
-  u64 read_by = 0;      ///< operation that may still read it
+struct AsyncRow {  ///< a register row that wgmma or tcgen05.ld may be using
+  u64 written_by = 0;  ///< operation that will write it, 0: none
+  u64 read_by = 0;  ///< operation that may still read it
   i32 at = -1;
-  u64 touched = 0;      ///< instruction count of the last ordinary access
+  u64 touched = 0;  ///< instruction count of the last ordinary access
 };
 
 struct Warp {
   Cta* cta = nullptr;
-  int index = 0;        ///< in its CTA
-  int clock_base = 0;   ///< slot of its lane 0
+  int index = 0;  ///< in its CTA
+  int clock_base = 0;  ///< slot of its lane 0
   u32 epoch = 1;
   std::vector<u32> regs, preds;
   std::vector<Group> groups;
   u32 exited = 0, lanes_mask = 0;
   std::vector<LaneClock> clocks;
   std::vector<AsyncRow> async;
-  std::vector<u32> side;               ///< values of rows in flight
-  int async_pending = 0;               ///< rows in flight
+  std::vector<u32> side;  ///< values of rows in flight
+  int async_pending = 0;  ///< rows in flight
   u64 wgmma_issued = 0, wgmma_groups = 0, wgmma_in_group = 0;
-  std::vector<u64> wgmma_group_end;    ///< newest operation of each committed group
-  u64 fence_time = 0, time = 0;        ///< instruction counts
-  std::map<int, BulkQueue> bulk;       ///< by lane
+  std::vector<u64> wgmma_group_end;  ///< newest operation of each committed group
+  u64 fence_time = 0, time = 0;  ///< instruction counts
+  std::map<int, BulkQueue> bulk;  ///< by lane
   u32 cp_slot = 0, cp_groups = 0, cp_open = 0;
-  std::vector<u32> cp_pending;         ///< copies of each closed group that are in flight
-  std::unordered_map<u32, u64> phases; ///< last completed phase seen of each mbarrier
+  std::vector<u32> cp_pending;  ///< copies of each closed group that are in flight
+  std::unordered_map<u32, u64> phases;  ///< last completed phase seen of each mbarrier
   u32 registers = 0;
   u64 priority = 0;
-  u32 cluster_arrived = 0;             ///< lanes that have arrived at the generation of the cluster barrier that is open
-  u32 cluster_unpaired = 0;            ///< lanes that have arrived and not waited
-  u64 cluster_target = 0;              ///< generation that they will wait for
-  u64 cluster_waited = 0;              ///< generation whose end the warp has seen
-  u64 polled = 0, polled_at = 0;       ///< number of events, and of instructions, when it last looked at memory in vain
+  u32 cluster_arrived = 0;  ///< lanes that have arrived at the generation of the cluster barrier that is open
+  u32 cluster_unpaired = 0;  ///< lanes that have arrived and not waited
+  u64 cluster_target = 0;  ///< generation that they will wait for
+  u64 cluster_waited = 0;  ///< generation whose end the warp has seen
+  u64 polled = 0, polled_at = 0;  ///< number of events, and of instructions, when it last looked at memory in vain
   std::vector<FencePoint> fences;
   std::vector<Observed> observed;
-  bool gave_up = false;                ///< its last try_wait failed because of Policy::impatient
+  bool gave_up = false;  ///< its last try_wait failed because of Policy::impatient
   std::vector<u8> local;
   // tcgen05
-  u32 tc_slot = 0;      ///< tc_slot: loads done, tc_slot + 1: stores done; 0: none yet
+  u32 tc_slot = 0;  ///< tc_slot: loads done, tc_slot + 1: stores done; 0: none yet
   u32 tc_loads = 0, tc_stores = 0;
-  std::vector<i32> tc_rows;            ///< registers that loads in flight will write
+  std::vector<i32> tc_rows;  ///< registers that loads in flight will write
 
   bool done() const { return groups.empty(); }
-  Registers registers_view(const Program& p) {
-    return {regs.data(), p.constants.data(), preds.data()};
-  }
+  Registers registers_view(const Program& p) { return {regs.data(), p.constants.data(), preds.data()}; }
 };
 
 struct MBarrier {
@@ -213,17 +211,17 @@ struct MBarrier {
   u32 offset = 0, slot = 0;
   u32 count = 0, pending = 0;
   i64 tx = 0;
-  u64 phase = 0;                ///< phases completed
+  u64 phase = 0;  ///< phases completed
   Stamp init;
   i32 init_at = -1;
-  u64 announced = 0;            ///< generation of the cluster barrier that carries its fenced initialisation; 0: none
-  int in_flight = 0;            ///< copies that will complete at this barrier in this phase
+  u64 announced = 0;  ///< generation of the cluster barrier that carries its fenced initialisation; 0: none
+  int in_flight = 0;  ///< copies that will complete at this barrier in this phase
   std::vector<u32> arriving, completed;  ///< clocks: of the phase that is open, of the last one that is complete
 };
 
 struct NamedBarrier {
   u32 expected = 0, arrived = 0;
-  bool everyone = false;        ///< it names no count: threads that have ended do not matter
+  bool everyone = false;  ///< it names no count: threads that have ended do not matter
   std::array<u32, 32> present{};  ///< lanes of each warp that have arrived
   u64 generation = 0;
   i32 at = -1;
@@ -240,9 +238,9 @@ struct WgmmaOperation {
 };
 struct Warpgroup {
   std::deque<WgmmaOperation> queue;
-  u64 first = 1;        ///< number of queue.front(); operations count from 1
-  u64 done = 0;         ///< operations executed
-  u32 slot = 0;         ///< four slots, one a warp
+  u64 first = 1;  ///< number of queue.front(); operations count from 1
+  u64 done = 0;  ///< operations executed
+  u32 slot = 0;  ///< four slots, one a warp
 };
 
 struct TmemReader {
@@ -250,10 +248,10 @@ struct TmemReader {
   i32 at = -1;
   u8 halves = 0;
 };
-struct TmemCell {       ///< one column of the 32 lanes of a warp; bits of `halves`: lanes 0 to 15, 16 to 31
+struct TmemCell {  ///< one column of the 32 lanes of a warp; bits of `halves`: lanes 0 to 15, 16 to 31
   enum Kind : u8 { nothing, product, store, copy } kind = nothing;  ///< what wrote it last
-  u8 halves = 0;        ///< of that write
-  u8 initialised = 0;   ///< halves
+  u8 halves = 0;  ///< of that write
+  u8 initialised = 0;  ///< halves
   i32 writer_at = -1;
   Stamp writer;
   u64 accumulator = 0;  ///< of a product: place and shape
@@ -262,19 +260,19 @@ struct TmemCell {       ///< one column of the 32 lanes of a warp; bits of `halv
 struct Tmem {
   static constexpr u32 columns = 512, lanes = 128;
   std::vector<float> cells = std::vector<float>(columns * lanes);  ///< [column][lane]
-  std::vector<TmemCell> shadow;                 ///< [column][lane quarter]
-  std::array<u16, 4 * columns> pending{};       ///< [column][quarter]: writes issued, not executed
-  std::array<u16, columns> allocation{};        ///< number of the allocation, 0: free
+  std::vector<TmemCell> shadow;  ///< [column][lane quarter]
+  std::array<u16, 4 * columns> pending{};  ///< [column][quarter]: writes issued, not executed
+  std::array<u16, columns> allocation{};  ///< number of the allocation, 0: free
   u16 allocations = 0;
   u32 last_columns = columns;
   i32 allocated_at = -1, group_at = -1;
   bool relinquished = false;
-  u8 group = 0;                                 ///< cta_group of the instructions so far
-  u64 pair_begun = 0, pair_done = 0;            ///< allocations, as the warps of both CTAs must make them together
-  u32 pair_column = 0;                          ///< of the last one that the other CTA has done
+  u8 group = 0;  ///< cta_group of the instructions so far
+  u64 pair_begun = 0, pair_done = 0;  ///< allocations, as the warps of both CTAs must make them together
+  u32 pair_column = 0;  ///< of the last one that the other CTA has done
 };
 
-struct Debt {           ///< what has to be over, to a thread's knowledge, when a CTA ends
+struct Debt {  ///< what has to be over, to a thread's knowledge, when a CTA ends
   Hazard hazard;
   Stamp stamp;
   i32 at, cta, warp;
@@ -283,16 +281,16 @@ struct Debt {           ///< what has to be over, to a thread's knowledge, when 
 struct Cta {
   Cluster* cluster = nullptr;
   u32 rank = 0, linear = 0;
-  u32 home = 0;                          ///< as in Access
+  u32 home = 0;  ///< as in Access
   Dim3 id;
   std::vector<u8> shared;
   std::unique_ptr<Shadow> shadow;
-  std::vector<i32> barrier_at;           ///< index into barriers, by offset / 8
+  std::vector<i32> barrier_at;  ///< index into barriers, by offset / 8
   std::deque<MBarrier> barriers;
   std::array<NamedBarrier, 16> named;
   std::deque<Warp> warps;
   std::vector<Warpgroup> warpgroups;
-  u32 pool = 0;                          ///< free registers
+  u32 pool = 0;  ///< free registers
   int alive = 0;
   std::unique_ptr<Tmem> tmem;
   std::vector<Debt> debts;
@@ -311,13 +309,13 @@ struct Cluster {
 // --- asynchronous copies ---------------------------------------------------------------------------------------------
 
 struct CopyRow {
-  u64 global;            ///< address of the row's first element
-  u32 shared;            ///< offset before swizzling
-  i32 begin, end;        ///< elements inside the tensor
+  u64 global;  ///< address of the row's first element
+  u32 shared;  ///< offset before swizzling
+  i32 begin, end;  ///< elements inside the tensor
 };
 struct Copy {
   enum Kind : u8 { to_shared, to_global, shared_to_shared, reduce_global, reduce_shared, async16 } kind;
-  Cta* cta;              ///< of the issuing thread
+  Cta* cta;  ///< of the issuing thread
   Warp* warp;
   int lane;
   i32 at;
@@ -326,14 +324,14 @@ struct Copy {
   u32 element = 1, row_elements = 0, element_stride = 1, swizzle = 0;
   u8 type = 0, fill = 0;
   Reduction reduction = Reduction::add;
-  u32 targets = 0;       ///< CTAs of the cluster that receive it
+  u32 targets = 0;  ///< CTAs of the cluster that receive it
   u32 source_rank = 0, source_offset = 0;
   u32 barrier_offset = 0;
   bool has_barrier = false;
   u32 barrier_mask = 0xff;  ///< applied to the receiver's rank: the leader of a pair
   u32 bytes = 0, landed = 0;
   std::array<u64, 16> phase{};  ///< of the mbarrier at issue, by the rank of the CTA that receives it
-  u32 group = 0;         ///< of the bulk queue
+  u32 group = 0;  ///< of the bulk queue
   std::vector<u8> buffer;
   bool read_done = false;
 };
@@ -342,16 +340,16 @@ struct TcOperation {
   enum Kind : u8 { product, commit, copy } kind = product;
   Warp* warp = nullptr;
   i32 at = -1;
-  u32 number = 0;          ///< in its queue, from 1
-  u32 d = 0, a_tmem = 0;   ///< addresses in tensor memory
-  u64 a = 0, b = 0;        ///< matrix descriptors
+  u32 number = 0;  ///< in its queue, from 1
+  u32 d = 0, a_tmem = 0;  ///< addresses in tensor memory
+  u64 a = 0, b = 0;  ///< matrix descriptors
   u32 idesc = 0;
-  float scale = 0;         ///< of D before the products are added
+  float scale = 0;  ///< of D before the products are added
   std::array<u32, 8> mask{};  ///< lanes that are not written
   u32 barrier = 0, targets = 0;
   std::vector<u32> clock;  ///< of a commit: what it publishes
 };
-struct TcQueue {           ///< of one issuing thread
+struct TcQueue {  ///< of one issuing thread
   std::deque<TcOperation> operations;
   u32 issued = 0, slot = 0;
 };
@@ -444,7 +442,9 @@ class Machine {
 
   // clocks
   u32* section(std::vector<u32>& clock, int s) { return clock.data() + static_cast<size_t>(s) * width_; }
-  const u32* section(const std::vector<u32>& clock, int s) const { return clock.data() + static_cast<size_t>(s) * width_; }
+  const u32* section(const std::vector<u32>& clock, int s) const {
+    return clock.data() + static_cast<size_t>(s) * width_;
+  }
   u32 new_slot(u32 span = 1);
   void publish(Warp& w, u32 mask, std::vector<u32>& into);
   void acquire(Warp& w, u32 mask, const std::vector<u32>& from);
@@ -489,7 +489,8 @@ class Machine {
   Step wgmma_wait(Warp& w, Group& g, const Instruction& in, u32 mask);
   bool run_wgmma(Cta& cta, Warpgroup& group);
   void finish_rows(Warp& w, u64 done);
-  void operand_footprint(Warp& w, Cta& cta, const Access& access, u64 descriptor, bool mn_major, Type type, int mn, i32 at);
+  void operand_footprint(Warp& w, Cta& cta, const Access& access, u64 descriptor, bool mn_major, Type type, int mn,
+                         i32 at);
 
   // tcgen05.cpp, tmem.cpp: the rest is in struct Tcgen05
   Step tcgen05(Warp& w, Group& g, const Instruction& in, u32 mask);
@@ -504,17 +505,17 @@ class Machine {
   Dim3 grid_, block_, cluster_dims_;
   u32 dynamic_shared_, shared_bytes_;
   std::vector<u8> params_;
-  std::vector<u8> data_;                    ///< .global and .const variables: each launch begins with the initial ones
+  std::vector<u8> data_;  ///< .global and .const variables: each launch begins with the initial ones
   const VectorUnit& unit_;
   std::deque<Cluster> clusters_;
-  std::vector<Warp*> warps_;                ///< alive, of the resident clusters
+  std::vector<Warp*> warps_;  ///< alive, of the resident clusters
   std::vector<Copy> copies_;
   std::map<std::pair<Cta*, int>, TcQueue> tc_queues_;  ///< by CTA and thread
   u32 width_ = 0, sections_ = 2, next_slot_ = 0, slot_limit_ = 0, grid_slot_ = 0;
   std::vector<u32> scratch_;
   u64 event_count_ = 1, rng_, turn_ = 0, idle_rounds_ = 0, last_progress_ = 0;
   bool timeout_wake_ = false;
-  bool issued_ = false;                     ///< an asynchronous operation, since the scheduler last looked
+  bool issued_ = false;  ///< an asynchronous operation, since the scheduler last looked
   u32 next_cluster_ = 0, cluster_count_ = 0;
   u64 last_buffer_ = 0;
   bool tracks_global_ = false, tracks_written_ = false;  ///< some global memory is looked at: its order, its values

@@ -147,11 +147,16 @@ static inline float float_of_e5m2(uint32_t v) { return float_of_f16(v << 8); }
 /// An element of an MMA operand.
 static inline float element_of(Type type, uint32_t v) {
   switch (type) {
-    case Type::f16: return float_of_f16(v);
-    case Type::bf16: return float_of_bf16(v);
-    case Type::e4m3: return float_of_e4m3(v);
-    case Type::e5m2: return float_of_e5m2(v);
-    default: return float_of(v & 0xffff'e000);  // tf32
+  case Type::f16:
+    return float_of_f16(v);
+  case Type::bf16:
+    return float_of_bf16(v);
+  case Type::e4m3:
+    return float_of_e4m3(v);
+  case Type::e5m2:
+    return float_of_e5m2(v);
+  default:
+    return float_of(v & 0xffff'e000);  // tf32
   }
 }
 

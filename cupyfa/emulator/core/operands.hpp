@@ -16,15 +16,20 @@ struct MatrixDescriptor {
 
 inline MatrixDescriptor hopper_descriptor(uint64_t d) {
   constexpr uint32_t swizzles[] = {0, 128, 64, 32};
-  return {static_cast<uint32_t>(d & 0x3fff) << 4, static_cast<uint32_t>(d >> 16 & 0x3fff) << 4,
-          static_cast<uint32_t>(d >> 32 & 0x3fff) << 4, swizzles[d >> 62], true, static_cast<uint32_t>(d >> 49 & 7)};
+  return {static_cast<uint32_t>(d & 0x3fff) << 4,
+          static_cast<uint32_t>(d >> 16 & 0x3fff) << 4,
+          static_cast<uint32_t>(d >> 32 & 0x3fff) << 4,
+          swizzles[d >> 62],
+          true,
+          static_cast<uint32_t>(d >> 49 & 7)};
 }
 
 inline MatrixDescriptor blackwell_descriptor(uint64_t d) {
   constexpr uint32_t swizzles[] = {0, 128, 128, 0, 64, 0, 32, 0};
   const uint32_t code = static_cast<uint32_t>(d >> 61);
   // Bits 46 to 48 hold 1; a base offset, a leading-offset mode and 32-byte atoms are not modelled.
-  const bool valid = (d >> 46 & 7) == 1 && (d >> 49 & 7) == 0 && (d >> 52 & 1) == 0 && (code == 0 || code == 2 || code == 4 || code == 6);
+  const bool valid = (d >> 46 & 7) == 1 && (d >> 49 & 7) == 0 && (d >> 52 & 1) == 0 &&
+                     (code == 0 || code == 2 || code == 4 || code == 6);
   return {static_cast<uint32_t>(d & 0x3fff) << 4, static_cast<uint32_t>(d >> 16 & 0x3fff) << 4,
           static_cast<uint32_t>(d >> 32 & 0x3fff) << 4, swizzles[code], valid};
 }

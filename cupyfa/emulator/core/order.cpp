@@ -25,7 +25,13 @@ constexpr u64 shared_key = u64(1) << 63;  ///< of releases in shared memory, bes
 
 Access Machine::access_of(Warp& w, int lane, Strength strength, i32 at) {
   const std::vector<u32>& v = own_clock(w, 1u << lane).v;
-  return {{static_cast<u32>(w.clock_base + lane), w.epoch, 1}, false, section(v, 0), section(v, 1), at, strength, w.cta->home,
+  return {{static_cast<u32>(w.clock_base + lane), w.epoch, 1},
+          false,
+          section(v, 0),
+          section(v, 1),
+          at,
+          strength,
+          w.cta->home,
           options_.review};
 }
 
@@ -36,21 +42,31 @@ void Machine::conflict(const Conflict& c, const Warp& w, u32 mask, i32 at, const
   std::ostringstream s;
   s << "CTA " << cta.linear << ", byte " << offset - shared_first << " of its shared memory";
   hazard(c.hazard, c.review ? Severity::review : Severity::error, &w, mask, at, c.other, s.str(),
-         c.review ? "it is written by the async proxy, and no fence.proxy.async lies between an ordinary read and that" : "");
+         c.review ? "it is written by the async proxy, and no fence.proxy.async lies between an ordinary read and that"
+                  : "");
 }
 
 void Machine::race(const Conflict& c, const Warp& w, u32 mask, i32 at, const Buffer& buffer, u64 address) {
   if (c.review || reported(Hazard::GRID_GLOBAL_RACE, at, c.other)) return;
   const char* what = "";
   switch (c.hazard) {
-    case Hazard::SHARED_READ_NOT_ORDERED_AFTER_WRITE: what = "a read that nothing orders after the write"; break;
-    case Hazard::SHARED_READ_OF_IN_FLIGHT_TMA_DATA: what = "a read of what an asynchronous copy may not have written yet"; break;
-    case Hazard::SHARED_WRITE_TO_BUFFER_BEING_READ: what = "a write that nothing orders after the read"; break;
-    case Hazard::SHARED_MISSING_PROXY_FENCE: what = "no fence.proxy.async lies between an ordinary write and this asynchronous copy"; break;
-    default: what = "two writes that nothing orders";
+  case Hazard::SHARED_READ_NOT_ORDERED_AFTER_WRITE:
+    what = "a read that nothing orders after the write";
+    break;
+  case Hazard::SHARED_READ_OF_IN_FLIGHT_TMA_DATA:
+    what = "a read of what an asynchronous copy may not have written yet";
+    break;
+  case Hazard::SHARED_WRITE_TO_BUFFER_BEING_READ:
+    what = "a write that nothing orders after the read";
+    break;
+  case Hazard::SHARED_MISSING_PROXY_FENCE:
+    what = "no fence.proxy.async lies between an ordinary write and this asynchronous copy";
+    break;
+  default:
+    what = "two writes that nothing orders";
   }
-  hazard(Hazard::GRID_GLOBAL_RACE, Severity::error, &w, mask, at, c.other, buffer.name + ", byte " + std::to_string(address - buffer.base),
-         what);
+  hazard(Hazard::GRID_GLOBAL_RACE, Severity::error, &w, mask, at, c.other,
+         buffer.name + ", byte " + std::to_string(address - buffer.base), what);
 }
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
@@ -60,9 +76,14 @@ void Machine::shared_access(Warp& w, int lane, Cta& cta, u32 offset, u32 bytes, 
   const Access a = access_of(w, lane, strength, at);
   const auto found = [&](const Conflict& c) { conflict(c, w, 1u << lane, at, cta, offset); };
   switch (use) {
-    case Use::read: cta.shadow->read(offset, offset + bytes, a, found); break;
-    case Use::write: cta.shadow->write(offset, offset + bytes, a, found); break;
-    default: cta.shadow->update(offset, offset + bytes, a, found);
+  case Use::read:
+    cta.shadow->read(offset, offset + bytes, a, found);
+    break;
+  case Use::write:
+    cta.shadow->write(offset, offset + bytes, a, found);
+    break;
+  default:
+    cta.shadow->update(offset, offset + bytes, a, found);
   }
   if (&cta != w.cta) owe(cta, Hazard::SHARED_PEER_EXITED, a.stamp, at, w);
 }
@@ -84,10 +105,12 @@ void Machine::check_debts(Cta& cta) {
     for (const LaneClock& c : w.clocks) unit_.join(known.data(), c.v.data(), static_cast<int>(width_));
   for (const Debt& d : cta.debts) {
     if (reached(known.data(), d.stamp) || reported(d.hazard, d.at, -1)) continue;
-    const char* why = d.hazard == Hazard::SHARED_PEER_EXITED ? "the CTA may end before another CTA's access to its shared memory"
-                      : d.hazard == Hazard::BULK_EXIT_WITH_LOAD_IN_FLIGHT
-                          ? "the CTA may end before this copy into its shared memory has landed: none of its threads knows of a wait for it"
-                          : "the CTA may end before this copy has read its shared memory: none of its threads knows of a wait for it";
+    const char* why =
+        d.hazard == Hazard::SHARED_PEER_EXITED ? "the CTA may end before another CTA's access to its shared memory"
+        : d.hazard == Hazard::BULK_EXIT_WITH_LOAD_IN_FLIGHT
+            ? "the CTA may end before this copy into its shared memory has landed: none of its threads knows of a wait "
+              "for it"
+            : "the CTA may end before this copy has read its shared memory: none of its threads knows of a wait for it";
     report.add(d.hazard, Severity::error, d.at, -1, d.cta, d.warp, 0, "CTA " + std::to_string(cta.linear), why);
     if (options_.stop_at_error) throw Stopped();
   }
@@ -97,9 +120,12 @@ void Machine::check_debts(Cta& cta) {
 
 /// The buffer that holds all of these bytes, -1: none.
 int Machine::find_buffer(u64 address, u64 bytes) {
-  const auto inside = [&](const Buffer& b) { return address >= b.base && bytes <= b.size && address - b.base <= b.size - bytes; };
+  const auto inside = [&](const Buffer& b) {
+    return address >= b.base && bytes <= b.size && address - b.base <= b.size - bytes;
+  };
   if (last_buffer_ < buffers_.size() && inside(buffers_[last_buffer_])) return static_cast<int>(last_buffer_);
-  auto b = std::upper_bound(buffers_.begin(), buffers_.end(), address, [](u64 x, const Buffer& y) { return x < y.base; });
+  auto b =
+      std::upper_bound(buffers_.begin(), buffers_.end(), address, [](u64 x, const Buffer& y) { return x < y.base; });
   if (b == buffers_.begin() || !inside(*--b)) return -1;
   last_buffer_ = static_cast<u64>(b - buffers_.begin());
   return static_cast<int>(last_buffer_);
@@ -107,7 +133,9 @@ int Machine::find_buffer(u64 address, u64 bytes) {
 
 /// Reading what the grid before this one may still be writing.
 void Machine::after_grid(Warp& w, u32 bit, i32 at) {
-  if (!grid_slot_ || section(own_clock(w, bit).v, 0)[grid_slot_] || reported(Hazard::GRID_READ_BEFORE_GRIDDEP_WAIT, at, -1)) return;
+  if (!grid_slot_ || section(own_clock(w, bit).v, 0)[grid_slot_] ||
+      reported(Hazard::GRID_READ_BEFORE_GRIDDEP_WAIT, at, -1))
+    return;
   hazard(Hazard::GRID_READ_BEFORE_GRIDDEP_WAIT, Severity::error, &w, bit, at, -1, "global memory",
          "the grid before may still write it: no griddepcontrol.wait is ordered before this read");
 }
@@ -119,8 +147,8 @@ void Machine::check_written(u64 address, u64 bytes, Warp& w, u32 mask, i32 at) {
   for (u64 x = address - b.base; x < address - b.base + bytes; ++x)
     if (!b.written[x]) {
       if (!reported(Hazard::GRID_GLOBAL_UNINITIALISED_READ, at, -1))
-        hazard(Hazard::GRID_GLOBAL_UNINITIALISED_READ, Severity::error, &w, mask, at, -1, b.name + ", byte " + std::to_string(x),
-               "nobody has written it");
+        hazard(Hazard::GRID_GLOBAL_UNINITIALISED_READ, Severity::error, &w, mask, at, -1,
+               b.name + ", byte " + std::to_string(x), "nobody has written it");
       return;
     }
 }
@@ -193,7 +221,8 @@ void Machine::copy_access(Copy& c) {
 // --- synchronisation by memory ---------------------------------------------------------------------------------------
 
 /// One lane's access, after its bounds were checked: order, and what it releases and acquires.
-void Machine::memory_access(Warp& w, int lane, const Place& place, u32 bytes, Use use, i32 at, Order order, Scope scope) {
+void Machine::memory_access(Warp& w, int lane, const Place& place, u32 bytes, Use use, i32 at, Order order,
+                            Scope scope) {
   const Strength strength = strength_of(order, scope);
   const u32 bit = 1u << lane;
   u64 key = 0;
@@ -239,7 +268,8 @@ void Machine::synchronise(Warp& w, u32 bit, u64 key, Use use, Order order, Stren
     std::vector<Release>& list = releases_[key];
     for (Release& r : list)
       if (r.home == w.cta->home && r.scope == scope) return r.v;
-    return list.emplace_back(Release{w.cta->home, scope, std::vector<u32>(static_cast<size_t>(width_) * sections_, 0)}).v;
+    return list.emplace_back(Release{w.cta->home, scope, std::vector<u32>(static_cast<size_t>(width_) * sections_, 0)})
+        .v;
   };
   if (releases) publish(w, bit, published(strength));
   for (const FencePoint& f : w.fences)

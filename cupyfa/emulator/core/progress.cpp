@@ -36,45 +36,59 @@ std::string Machine::waits_for(Warp& w, const Group& g) {
   const int lane = std::countr_zero(g.mask);
   std::ostringstream s;
   switch (o) {
-    case Operation::mbarrier_wait: {
-      const Place generic = locate(w, Space::generic, address(r, e + 1, lane, true));
-      const Place p = generic.space == Space::shared ? generic : locate(w, Space::shared, address(r, e + 1, lane, false));
-      const i32 i = p.cta && p.offset / 8 < p.cta->barrier_at.size() ? p.cta->barrier_at[p.offset / 8] : -1;
-      if (i < 0) return "waits for an mbarrier that does not exist";
-      const MBarrier& b = p.cta->barriers[static_cast<size_t>(i)];
-      s << "waits for " << name_of(*p.cta, b);
-      if (in.attr[1]) s << ", parity " << ((r.source(e[4])[lane] ^ static_cast<u32>(in.bias)) & 1);
-      s << ": phase " << b.phase << " is open, " << b.pending << " of " << b.count << " arrivals and " << b.tx << " bytes are missing, "
-        << b.in_flight << " copies in flight";
-      break;
-    }
-    case Operation::bar: {
-      const u32 id = g.stage == 1 ? static_cast<u32>(g.data) & 15 : r.source(e[2])[lane] & 15;
-      const NamedBarrier& b = w.cta->named[id];
-      if (g.stage == 0) s << "waits for the other lanes of its warp at ";
-      else s << "waits for ";
-      s << "named barrier " << id << ": " << b.arrived << " of " << b.expected << " threads have arrived";
-      break;
-    }
-    case Operation::cluster_barrier: {
-      u32 there = 0;
-      for (const Cta& cta : w.cta->cluster->ctas)
-        for (const Warp& other : cta.warps) there += static_cast<u32>(std::popcount((other.exited | other.cluster_arrived) & other.lanes_mask));
-      s << "waits for the cluster barrier: " << there << " of " << w.cta->cluster->barrier_expected << " threads have arrived";
-      break;
-    }
-    case Operation::wgmma_wait: {
-      const Warpgroup& group = w.cta->warpgroups[static_cast<size_t>(w.index / 4)];
-      s << "waits for products of its warpgroup: " << group.done << " are complete, this warp has issued " << w.wgmma_issued;
-      break;
-    }
-    case Operation::setmaxnreg: s << "waits for " << in.imm + in.bias << " registers a thread: " << w.cta->pool << " of the CTA are free"; break;
-    case Operation::tc_alloc: s << "waits for free columns of tensor memory"; break;
-    case Operation::bulk_wait: s << "waits for bulk groups"; break;
-    case Operation::cp_async_wait: case Operation::cp_async_mbarrier_arrive: s << "waits for cp.async copies"; break;
-    default:
-      if (!g.blocked) return "runs";
-      s << "waits for lanes of its warp; here are " << std::hex << g.mask;
+  case Operation::mbarrier_wait: {
+    const Place generic = locate(w, Space::generic, address(r, e + 1, lane, true));
+    const Place p = generic.space == Space::shared ? generic : locate(w, Space::shared, address(r, e + 1, lane, false));
+    const i32 i = p.cta && p.offset / 8 < p.cta->barrier_at.size() ? p.cta->barrier_at[p.offset / 8] : -1;
+    if (i < 0) return "waits for an mbarrier that does not exist";
+    const MBarrier& b = p.cta->barriers[static_cast<size_t>(i)];
+    s << "waits for " << name_of(*p.cta, b);
+    if (in.attr[1]) s << ", parity " << ((r.source(e[4])[lane] ^ static_cast<u32>(in.bias)) & 1);
+    s << ": phase " << b.phase << " is open, " << b.pending << " of " << b.count << " arrivals and " << b.tx
+      << " bytes are missing, " << b.in_flight << " copies in flight";
+    break;
+  }
+  case Operation::bar: {
+    const u32 id = g.stage == 1 ? static_cast<u32>(g.data) & 15 : r.source(e[2])[lane] & 15;
+    const NamedBarrier& b = w.cta->named[id];
+    if (g.stage == 0)
+      s << "waits for the other lanes of its warp at ";
+    else
+      s << "waits for ";
+    s << "named barrier " << id << ": " << b.arrived << " of " << b.expected << " threads have arrived";
+    break;
+  }
+  case Operation::cluster_barrier: {
+    u32 there = 0;
+    for (const Cta& cta : w.cta->cluster->ctas)
+      for (const Warp& other : cta.warps)
+        there += static_cast<u32>(std::popcount((other.exited | other.cluster_arrived) & other.lanes_mask));
+    s << "waits for the cluster barrier: " << there << " of " << w.cta->cluster->barrier_expected
+      << " threads have arrived";
+    break;
+  }
+  case Operation::wgmma_wait: {
+    const Warpgroup& group = w.cta->warpgroups[static_cast<size_t>(w.index / 4)];
+    s << "waits for products of its warpgroup: " << group.done << " are complete, this warp has issued "
+      << w.wgmma_issued;
+    break;
+  }
+  case Operation::setmaxnreg:
+    s << "waits for " << in.imm + in.bias << " registers a thread: " << w.cta->pool << " of the CTA are free";
+    break;
+  case Operation::tc_alloc:
+    s << "waits for free columns of tensor memory";
+    break;
+  case Operation::bulk_wait:
+    s << "waits for bulk groups";
+    break;
+  case Operation::cp_async_wait:
+  case Operation::cp_async_mbarrier_arrive:
+    s << "waits for cp.async copies";
+    break;
+  default:
+    if (!g.blocked) return "runs";
+    s << "waits for lanes of its warp; here are " << std::hex << g.mask;
   }
   return s.str();
 }
@@ -104,7 +118,8 @@ void Machine::report_stuck(Hazard h, const std::string& why) {
   if (shown > most_lines) s << "\n  and others at " << lines.size() - most_lines << " more places";
   std::map<i32, int> copies;
   for (const Copy& c : copies_) ++copies[c.at];
-  for (const auto& [pc, count] : copies) s << "\n  in flight: " << count << (count > 1 ? " copies of #" : " copy of #") << pc;
+  for (const auto& [pc, count] : copies)
+    s << "\n  in flight: " << count << (count > 1 ? " copies of #" : " copy of #") << pc;
   size_t products = 0;
   for (const auto& [key, queue] : tc_queues_) products += queue.operations.size();
   for (const Cluster& cluster : clusters_)

@@ -8,6 +8,8 @@
 
 namespace cupyfa::emulator {
 
+// clang-format off: the list is a table.
+
 // The names are stable. In a name the first underscore-separated word is the group.
 #define CUPYFA_HAZARDS(X) \
   X(SHARED_READ_OF_IN_FLIGHT_TMA_DATA) X(SHARED_READ_NOT_ORDERED_AFTER_WRITE) X(SHARED_WRITE_NOT_ORDERED_AFTER_WRITE) \
@@ -33,11 +35,13 @@ namespace cupyfa::emulator {
   X(PROGRESS_DEADLOCK) X(PROGRESS_TIMEOUT) X(PROGRESS_TRAP) X(PROGRESS_SLOTS_EXHAUSTED) \
   X(DECODE_UNSUPPORTED)
 
+// clang-format on
+
 enum class Hazard : uint8_t {
 #define CUPYFA_NAME(name) name,
   CUPYFA_HAZARDS(CUPYFA_NAME)
 #undef CUPYFA_NAME
-  count
+      count
 };
 
 enum class Severity : uint8_t { information, review, error };

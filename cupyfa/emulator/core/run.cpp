@@ -57,7 +57,8 @@ void Program::finish() {
 Machine::Machine(const Program& program, std::vector<Buffer> buffers, Options options, Dim3 grid, Dim3 block,
                  Dim3 cluster, u32 dynamic_shared, std::vector<u8> params)
     : program_(program), buffers_(std::move(buffers)), options_(options), grid_(grid), block_(block),
-      cluster_dims_(cluster), dynamic_shared_(dynamic_shared), params_(std::move(params)), data_(program.data), unit_(vector_unit()) {
+      cluster_dims_(cluster), dynamic_shared_(dynamic_shared), params_(std::move(params)), data_(program.data),
+      unit_(vector_unit()) {
   shared_bytes_ = program.dynamic_shared_offset + dynamic_shared;
   sections_ = program.has_tcgen05 ? 4 : 2;
   const u32 warps = (block.count() + lanes - 1) / lanes;
@@ -120,46 +121,125 @@ void Machine::start_warp(Cta& cta, int index) {
       const u32 t = first + l;
       u32 v = 0;
       switch (static_cast<Special>(special)) {
-        case Special::tid_x: v = t % block_.x; break;
-        case Special::tid_y: v = t / block_.x % block_.y; break;
-        case Special::tid_z: v = t / (block_.x * block_.y); break;
-        case Special::ntid_x: v = block_.x; break;
-        case Special::ntid_y: v = block_.y; break;
-        case Special::ntid_z: v = block_.z; break;
-        case Special::ctaid_x: v = cta.id.x; break;
-        case Special::ctaid_y: v = cta.id.y; break;
-        case Special::ctaid_z: v = cta.id.z; break;
-        case Special::nctaid_x: v = grid_.x; break;
-        case Special::nctaid_y: v = grid_.y; break;
-        case Special::nctaid_z: v = grid_.z; break;
-        case Special::laneid: v = l; break;
-        case Special::warpid: v = static_cast<u32>(index); break;
-        case Special::nwarpid: v = (threads + lanes - 1) / lanes; break;
-        case Special::smid: v = cta.linear % options_.sms; break;
-        case Special::nsmid: v = options_.sms; break;
-        case Special::clusterid_x: v = cluster.id.x; break;
-        case Special::clusterid_y: v = cluster.id.y; break;
-        case Special::clusterid_z: v = cluster.id.z; break;
-        case Special::nclusterid_x: v = grid_.x / cluster_dims_.x; break;
-        case Special::nclusterid_y: v = grid_.y / cluster_dims_.y; break;
-        case Special::nclusterid_z: v = grid_.z / cluster_dims_.z; break;
-        case Special::cluster_ctaid_x: v = in_cluster.x; break;
-        case Special::cluster_ctaid_y: v = in_cluster.y; break;
-        case Special::cluster_ctaid_z: v = in_cluster.z; break;
-        case Special::cluster_nctaid_x: v = cluster_dims_.x; break;
-        case Special::cluster_nctaid_y: v = cluster_dims_.y; break;
-        case Special::cluster_nctaid_z: v = cluster_dims_.z; break;
-        case Special::cluster_ctarank: v = cta.rank; break;
-        case Special::cluster_nctarank: v = cluster_dims_.count(); break;
-        case Special::lanemask_eq: v = 1u << l; break;
-        case Special::lanemask_lt: v = (1u << l) - 1; break;
-        case Special::lanemask_le: v = l == 31 ? all_lanes : (2u << l) - 1; break;
-        case Special::lanemask_gt: v = l == 31 ? 0 : ~((2u << l) - 1); break;
-        case Special::lanemask_ge: v = ~((1u << l) - 1); break;
-        case Special::dynamic_smem_size: v = dynamic_shared_; break;
-        case Special::total_smem_size: v = shared_bytes_; break;
-        case Special::shared_base: v = cta.rank << 24 | shared_first; break;
-        default: break;
+      case Special::tid_x:
+        v = t % block_.x;
+        break;
+      case Special::tid_y:
+        v = t / block_.x % block_.y;
+        break;
+      case Special::tid_z:
+        v = t / (block_.x * block_.y);
+        break;
+      case Special::ntid_x:
+        v = block_.x;
+        break;
+      case Special::ntid_y:
+        v = block_.y;
+        break;
+      case Special::ntid_z:
+        v = block_.z;
+        break;
+      case Special::ctaid_x:
+        v = cta.id.x;
+        break;
+      case Special::ctaid_y:
+        v = cta.id.y;
+        break;
+      case Special::ctaid_z:
+        v = cta.id.z;
+        break;
+      case Special::nctaid_x:
+        v = grid_.x;
+        break;
+      case Special::nctaid_y:
+        v = grid_.y;
+        break;
+      case Special::nctaid_z:
+        v = grid_.z;
+        break;
+      case Special::laneid:
+        v = l;
+        break;
+      case Special::warpid:
+        v = static_cast<u32>(index);
+        break;
+      case Special::nwarpid:
+        v = (threads + lanes - 1) / lanes;
+        break;
+      case Special::smid:
+        v = cta.linear % options_.sms;
+        break;
+      case Special::nsmid:
+        v = options_.sms;
+        break;
+      case Special::clusterid_x:
+        v = cluster.id.x;
+        break;
+      case Special::clusterid_y:
+        v = cluster.id.y;
+        break;
+      case Special::clusterid_z:
+        v = cluster.id.z;
+        break;
+      case Special::nclusterid_x:
+        v = grid_.x / cluster_dims_.x;
+        break;
+      case Special::nclusterid_y:
+        v = grid_.y / cluster_dims_.y;
+        break;
+      case Special::nclusterid_z:
+        v = grid_.z / cluster_dims_.z;
+        break;
+      case Special::cluster_ctaid_x:
+        v = in_cluster.x;
+        break;
+      case Special::cluster_ctaid_y:
+        v = in_cluster.y;
+        break;
+      case Special::cluster_ctaid_z:
+        v = in_cluster.z;
+        break;
+      case Special::cluster_nctaid_x:
+        v = cluster_dims_.x;
+        break;
+      case Special::cluster_nctaid_y:
+        v = cluster_dims_.y;
+        break;
+      case Special::cluster_nctaid_z:
+        v = cluster_dims_.z;
+        break;
+      case Special::cluster_ctarank:
+        v = cta.rank;
+        break;
+      case Special::cluster_nctarank:
+        v = cluster_dims_.count();
+        break;
+      case Special::lanemask_eq:
+        v = 1u << l;
+        break;
+      case Special::lanemask_lt:
+        v = (1u << l) - 1;
+        break;
+      case Special::lanemask_le:
+        v = l == 31 ? all_lanes : (2u << l) - 1;
+        break;
+      case Special::lanemask_gt:
+        v = l == 31 ? 0 : ~((2u << l) - 1);
+        break;
+      case Special::lanemask_ge:
+        v = ~((1u << l) - 1);
+        break;
+      case Special::dynamic_smem_size:
+        v = dynamic_shared_;
+        break;
+      case Special::total_smem_size:
+        v = shared_bytes_;
+        break;
+      case Special::shared_base:
+        v = cta.rank << 24 | shared_first;
+        break;
+      default:
+        break;
       }
       r[l] = v;
     }
@@ -184,7 +264,8 @@ void Machine::start_cluster(u32 linear) {
     if (options_.checks) cta.shadow = std::make_unique<Shadow>(shared_first + shared_bytes_);
     cta.barrier_at.assign(cta.shared.size() / 8 + 1, -1);
     // As many registers as fit, in units of 8 a thread: what ptxas gives a kernel with its launch bounds.
-    u32 registers = options_.launch_registers ? options_.launch_registers : std::min(255u, 65536 / (warps * lanes) / 8 * 8);
+    u32 registers =
+        options_.launch_registers ? options_.launch_registers : std::min(255u, 65536 / (warps * lanes) / 8 * 8);
     if (registers == 255) registers = 248;
     for (u32 i = 0; i < warps; ++i) start_warp(cta, static_cast<int>(i));
     for (Warp& w : cta.warps) w.registers = registers, warps_.push_back(&w);
@@ -209,7 +290,8 @@ void Machine::run() {
       releases_.clear();
       global_shadow_.clear();
       for (const Buffer& b : buffers_)
-        global_shadow_.push_back(options_.checks && b.protocol ? std::make_unique<Shadow>(static_cast<u32>(b.size), true) : nullptr);
+        global_shadow_.push_back(
+            options_.checks && b.protocol ? std::make_unique<Shadow>(static_cast<u32>(b.size), true) : nullptr);
       clc_failed_ = false;
       for (u32 i = 0; i < options_.resident && next_cluster_ < cluster_count_; ++i) start_cluster(next_cluster_++);
       for (Cluster& cluster : clusters_)
@@ -219,8 +301,7 @@ void Machine::run() {
       if (options_.checks && options_.programmatic) grid_slot_ = new_slot();
       run_resident();
     }
-  } catch (const Stopped&) {
-  }
+  } catch (const Stopped&) {}
 }
 
 bool Machine::can_run(const Warp& w) const {
@@ -270,7 +351,8 @@ void Machine::run_resident() {
         bool registers = false;
         for (const Warp* warp : warps_)
           for (const Group& g : warp->groups)
-            registers |= static_cast<Operation>(program_.code[static_cast<size_t>(g.pc)].operation) == Operation::setmaxnreg;
+            registers |=
+                static_cast<Operation>(program_.code[static_cast<size_t>(g.pc)].operation) == Operation::setmaxnreg;
         report_stuck(registers ? Hazard::REGISTERS_POOL_DEADLOCK : Hazard::PROGRESS_DEADLOCK, "nothing can run");
       }
       last_progress_ = event_count_;
@@ -282,7 +364,8 @@ void Machine::run_resident() {
       continue;
     }
     run_warp(*w);
-    if (w->done()) warps_.erase(std::remove_if(warps_.begin(), warps_.end(), [](Warp* x) { return x->done(); }), warps_.end());
+    if (w->done())
+      warps_.erase(std::remove_if(warps_.begin(), warps_.end(), [](Warp* x) { return x->done(); }), warps_.end());
     // Warps that spin on memory must not starve the engines that they wait for.
     polls = event_count_ == events_before ? polls + 1 : 0;
     if (polls >= 20) run_async(true, true), polls = 0;
@@ -290,7 +373,8 @@ void Machine::run_resident() {
     if (options_.max_instructions && instructions > options_.max_instructions)
       report_stuck(Hazard::PROGRESS_TIMEOUT, "stopped after " + std::to_string(instructions) + " warp instructions");
     if (options_.max_idle && instructions - idle_since_ > options_.max_idle)
-      report_stuck(Hazard::PROGRESS_TIMEOUT, "stopped after " + std::to_string(instructions - idle_since_) + " warp instructions in which nothing happened");
+      report_stuck(Hazard::PROGRESS_TIMEOUT, "stopped after " + std::to_string(instructions - idle_since_) +
+                                                 " warp instructions in which nothing happened");
   }
   while (run_async(true, true)) {}
   for (Cluster& cluster : clusters_)
@@ -346,8 +430,11 @@ void Machine::run_warp(Warp& w) {
   const i32* pool = program_.pool.data();
   const LaneFunction* function = program_.function.data();
   const Registers registers = w.registers_view(program_);
-  const u64 left = options_.max_instructions ? options_.max_instructions + 1 - std::min(instructions, options_.max_instructions) : 1 << 20;
-  int budget = options_.policy.quantum ? 1 + static_cast<int>(random() % static_cast<u64>(options_.policy.quantum)) : static_cast<int>(std::min<u64>(left, 1 << 20));
+  const u64 left = options_.max_instructions
+                       ? options_.max_instructions + 1 - std::min(instructions, options_.max_instructions)
+                       : 1 << 20;
+  int budget = options_.policy.quantum ? 1 + static_cast<int>(random() % static_cast<u64>(options_.policy.quantum))
+                                       : static_cast<int>(std::min<u64>(left, 1 << 20));
   while (!w.groups.empty() && budget > 0) {
     // The lowest group that can go on: lanes that left a loop early wait at its end until the others come.
     Group* g = nullptr;

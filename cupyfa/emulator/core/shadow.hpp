@@ -18,7 +18,7 @@ namespace cupyfa::emulator {
 
 struct Stamp {
   uint32_t slot = 0, epoch = 0;  ///< epoch 0: never
-  uint32_t span = 1;             ///< slots in a row that must all have reached the epoch
+  uint32_t span = 1;  ///< slots in a row that must all have reached the epoch
 };
 
 inline bool reached(const uint32_t* clock, const Stamp& s) {
@@ -33,13 +33,13 @@ enum Strength : uint8_t { weak, strong_in_cta, strong_in_cluster, strong_in_gpu 
 /// One access, and what its thread knows.
 struct Access {
   Stamp stamp;
-  bool async;              ///< by the async proxy
-  const uint32_t* happens; ///< happens-before clock of the issuing thread
+  bool async;  ///< by the async proxy
+  const uint32_t* happens;  ///< happens-before clock of the issuing thread
   const uint32_t* fenced;  ///< generic accesses that the async proxy may rely on
-  int32_t at;              ///< instruction
+  int32_t at;  ///< instruction
   Strength strength = weak;
-  uint32_t home = 0;       ///< number of its cluster << 5 | rank of its CTA
-  bool review = false;     ///< also report what sources disagree on
+  uint32_t home = 0;  ///< number of its cluster << 5 | rank of its CTA
+  bool review = false;  ///< also report what sources disagree on
 };
 
 struct Conflict {
@@ -92,7 +92,7 @@ class Shadow {
     bool written = false;
     uint8_t readers = 0;
     std::array<Past, 3> reader;
-    List more;    ///< readers
+    List more;  ///< readers
     List beside;  ///< strong writers that nothing orders with `writer`
 
     Cell() = default;
@@ -136,12 +136,15 @@ class Shadow {
     return s != weak && p.async == a.async &&
            (s == strong_in_gpu || (s == strong_in_cluster && p.home >> 5 == a.home >> 5) || p.home == a.home);
   }
-  static bool same_thread(const Past& p, const Access& a) { return p.stamp.slot == a.stamp.slot && !a.async && !p.async; }
+  static bool same_thread(const Past& p, const Access& a) {
+    return p.stamp.slot == a.stamp.slot && !a.async && !p.async;
+  }
 
   template <class F>
   static void after_writer(const Past& writer, const Access& a, Hazard unordered, F found) {
     if (same_thread(writer, a) || both_strong(writer, a)) return;
-    const bool same = writer.async && a.async && writer.stamp.slot == a.stamp.slot && writer.stamp.epoch == a.stamp.epoch;
+    const bool same =
+        writer.async && a.async && writer.stamp.slot == a.stamp.slot && writer.stamp.epoch == a.stamp.epoch;
     if (same) return;  // pieces of one phase, each reported on its own if they overlap wrongly in value
     if (!reached(a.happens, writer.stamp) && !(a.async && !writer.async && reached(a.fenced, writer.stamp))) {
       // An issuer knows its own generic writes without a clock; the async proxy does not.
@@ -205,7 +208,9 @@ class Shadow {
 
   template <class F>
   void write_cell(Cell& cell, const Access& a, F found) {
-    const auto stays = [&](const Past& p) { return both_strong(p, a) && !same_thread(p, a) && !reached(a.happens, p.stamp); };
+    const auto stays = [&](const Past& p) {
+      return both_strong(p, a) && !same_thread(p, a) && !reached(a.happens, p.stamp);
+    };
     if (cell.written) after_writer(cell.writer, a, Hazard::SHARED_WRITE_NOT_ORDERED_AFTER_WRITE, found);
     if (cell.beside) {
       for (const Past& p : *cell.beside) after_writer(p, a, Hazard::SHARED_WRITE_NOT_ORDERED_AFTER_WRITE, found);

@@ -11,7 +11,7 @@ namespace {
 
 /// The value type of a reduction, by CUtensorMapDataType.
 Type map_value(u8 type) {
-  constexpr Type types[] = {Type::b8, Type::b16, Type::u32, Type::s32, Type::u64, Type::s64, Type::f16,
+  constexpr Type types[] = {Type::b8,  Type::b16, Type::u32,  Type::s32, Type::u64, Type::s64, Type::f16,
                             Type::f32, Type::f64, Type::bf16, Type::f32, Type::f32, Type::f32};
   return types[type];
 }
@@ -20,13 +20,19 @@ Type map_value(u8 type) {
 /// (tests/emulator/micro/refused.py) agree: an illegal instruction outside the table.
 bool reducible(Type type, Reduction op) {
   switch (op) {
-    case Reduction::inc: case Reduction::dec: return type == Type::u32;
-    case Reduction::and_: case Reduction::or_: case Reduction::xor_:
-      return type == Type::u32 || type == Type::s32 || type == Type::u64;  // s64, which the manual lists, is refused
-    case Reduction::min: case Reduction::max:
-      return type == Type::u32 || type == Type::s32 || type == Type::u64 || type == Type::s64 || type == Type::f16 ||
-             type == Type::bf16;
-    default: return type != Type::b8 && type != Type::b16 && type != Type::s64;  // add
+  case Reduction::inc:
+  case Reduction::dec:
+    return type == Type::u32;
+  case Reduction::and_:
+  case Reduction::or_:
+  case Reduction::xor_:
+    return type == Type::u32 || type == Type::s32 || type == Type::u64;  // s64, which the manual lists, is refused
+  case Reduction::min:
+  case Reduction::max:
+    return type == Type::u32 || type == Type::s32 || type == Type::u64 || type == Type::s64 || type == Type::f16 ||
+           type == Type::bf16;
+  default:
+    return type != Type::b8 && type != Type::b16 && type != Type::s64;  // add
   }
 }
 
@@ -83,7 +89,8 @@ Step Machine::tensor_copy(Warp& w, const Instruction& in, u32 mask) {
              "its element type does not have this reduction");
       continue;
     }
-    // Loads may begin before the tensor; a store or reduction that does is an illegal instruction on the H200.
+    // Loads may begin before the tensor; a store or reduction with a negative coordinate, in whichever dimension, is an
+    // illegal instruction on the H200.
     const bool before = !loads && *std::min_element(start, start + dims) < 0;
     if (before) {
       std::string at;
@@ -111,11 +118,12 @@ Step Machine::tensor_copy(Warp& w, const Instruction& in, u32 mask) {
     const u64 box_bytes = rows * row_bytes, span = (rows - 1) * pitch + row_bytes;
     if (!shared.cta || shared.offset < shared_first || shared.offset + span > shared.cta->shared.size() ||
         shared.offset % 128 || (c.swizzle && c.swizzle < row_bytes)) {
-      hazard(shared.offset % 128 ? Hazard::SHARED_MISALIGNED : Hazard::SHARED_OUT_OF_BOUNDS,
-             Severity::error, &w, bit, pc, -1, "shared memory",
+      hazard(shared.offset % 128 ? Hazard::SHARED_MISALIGNED : Hazard::SHARED_OUT_OF_BOUNDS, Severity::error, &w, bit,
+             pc, -1, "shared memory",
              "a box of " + std::to_string(span) + " bytes at byte " +
-                 std::to_string(static_cast<i64>(shared.offset) - shared_first) + " of " + std::to_string(shared_bytes_) + "; it must be 128-byte aligned and inside, and a row of it " +
-                 "must not be longer than the swizzle");
+                 std::to_string(static_cast<i64>(shared.offset) - shared_first) + " of " +
+                 std::to_string(shared_bytes_) +
+                 "; it must be 128-byte aligned and inside, and a row of it must not be longer than the swizzle");
       continue;
     }
     c.bytes = static_cast<u32>(box_bytes);

@@ -18,9 +18,7 @@ struct Registers {
   const uint32_t* source(int32_t entry) const {
     return entry >= 0 ? rows + 32 * static_cast<int64_t>(entry) : constants + 32 * static_cast<int64_t>(~entry);
   }
-  uint32_t predicate(int32_t entry) const {
-    return entry & negated ? ~predicates[entry ^ negated] : predicates[entry];
-  }
+  uint32_t predicate(int32_t entry) const { return entry & negated ? ~predicates[entry ^ negated] : predicates[entry]; }
   void set_predicate(int32_t entry, uint32_t value, uint32_t mask) const {
     predicates[entry] = (predicates[entry] & ~mask) | (value & mask);
   }

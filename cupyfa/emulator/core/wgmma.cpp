@@ -58,8 +58,8 @@ void convert(Type type, const u8* from, float* to, bool negate) {
 }  // namespace
 
 /// Reads an operand into out[k][extent]. Bytes outside the CTA's memory read as NaN: they were reported at issue.
-void read_operand(const Cta& cta, const MatrixDescriptor& d, bool mn_major, Type type, u32 size, u32 extent, u32 k, bool negate,
-                  float* out) {
+void read_operand(const Cta& cta, const MatrixDescriptor& d, bool mn_major, Type type, u32 size, u32 extent, u32 k,
+                  bool negate, float* out) {
   const u32 per_chunk = 16 / size;
   each_chunk(d, mn_major, size, extent, k, [&](u32 at, u32 mn, u32 k0) {
     u8 none[16];
@@ -78,25 +78,32 @@ void read_operand(const Cta& cta, const MatrixDescriptor& d, bool mn_major, Type
 }
 
 /// Checks and records that an operand will be read.
-void Machine::operand_footprint(Warp& w, Cta& cta, const Access& access, u64 descriptor, bool mn_major, Type type, int mn, i32 at) {
+void Machine::operand_footprint(Warp& w, Cta& cta, const Access& access, u64 descriptor, bool mn_major, Type type,
+                                int mn, i32 at) {
   const bool blackwell = program_.has_tcgen05;
   const MatrixDescriptor d = blackwell ? blackwell_descriptor(descriptor) : hopper_descriptor(descriptor);
   const Hazard bad = blackwell ? Hazard::TMEM_BAD_DESCRIPTOR : Hazard::WGMMA_BAD_DESCRIPTOR;
   const u32 size = type == Type::f16 || type == Type::bf16 ? 2 : type == Type::tf32 ? 4 : 1;
   bool outside = false;
-  each_chunk(d, mn_major, size, static_cast<u32>(mn), size == 1 ? 32 : size == 2 ? 16 : 8, [&](u32 from, u32, u32) {
-    if (from < shared_first || from + 16 > cta.shared.size()) {
-      outside = true;
-      return;
-    }
-    if (!cta.shadow) return;
-    ++checks;
-    cta.shadow->read(from, from + 16, access, [&](const Conflict& c) { conflict(c, w, all_lanes, at, cta, from); });
-  });
+  each_chunk(d, mn_major, size, static_cast<u32>(mn),
+             size == 1   ? 32
+             : size == 2 ? 16
+                         : 8,
+             [&](u32 from, u32, u32) {
+               if (from < shared_first || from + 16 > cta.shared.size()) {
+                 outside = true;
+                 return;
+               }
+               if (!cta.shadow) return;
+               ++checks;
+               cta.shadow->read(from, from + 16, access,
+                                [&](const Conflict& c) { conflict(c, w, all_lanes, at, cta, from); });
+             });
   if ((!d.valid || outside) && !reported(bad, at, -1)) {
     std::ostringstream s;
-    s << "0x" << std::hex << descriptor << std::dec << ": start " << d.start << ", leading offset " << d.leading << ", stride offset "
-      << d.stride << ", swizzle " << d.swizzle << (outside ? ": reaches outside the shared memory of the CTA" : ": not a valid form");
+    s << "0x" << std::hex << descriptor << std::dec << ": start " << d.start << ", leading offset " << d.leading
+      << ", stride offset " << d.stride << ", swizzle " << d.swizzle
+      << (outside ? ": reaches outside the shared memory of the CTA" : ": not a valid form");
     hazard(bad, Severity::error, &w, all_lanes, at, -1, "matrix descriptor", s.str());
   }
 }
@@ -124,8 +131,9 @@ Step Machine::wgmma(Warp& w, Group& g, const Instruction& in, u32 mask) {
     return static_cast<u64>(uniform(w, r.source(entry[0]), mask, g.pc, "matrix descriptor")) |
            static_cast<u64>(uniform(w, r.source(entry[1]), mask, g.pc, "matrix descriptor")) << 32;
   };
-  op.descriptors[me] = {shape.a_registers ? 0 : descriptor(a), descriptor(b) + static_cast<u64>(static_cast<i64>(in.bias)) +
-                                                             (static_cast<u64>(static_cast<i64>(in.imm)) << 32)};
+  op.descriptors[me] = {shape.a_registers ? 0 : descriptor(a), descriptor(b) +
+                                                                   static_cast<u64>(static_cast<i64>(in.bias)) +
+                                                                   (static_cast<u64>(static_cast<i64>(in.imm)) << 32)};
   const u32 p = r.predicate(b[2]) & mask;
   op.scale[me] = p != 0;
   if (p != 0 && p != mask && !reported(Hazard::WARP_NOT_UNIFORM, g.pc, -1))
@@ -168,7 +176,8 @@ Step Machine::wgmma(Warp& w, Group& g, const Instruction& in, u32 mask) {
   for (size_t k = 0; k < 4; ++k)
     if (op.descriptors[k] != op.descriptors[0] || op.scale[k] != op.scale[0])
       if (!reported(Hazard::WARP_NOT_UNIFORM, g.pc, -1))
-        hazard(Hazard::WARP_NOT_UNIFORM, Severity::error, &w, mask, g.pc, -1, "warpgroup", "its warps give different operands");
+        hazard(Hazard::WARP_NOT_UNIFORM, Severity::error, &w, mask, g.pc, -1, "warpgroup",
+               "its warps give different operands");
   if (options_.checks) {
     std::vector<u32> common;
     for (size_t k = 0; k < 4; ++k) {
@@ -180,7 +189,8 @@ Step Machine::wgmma(Warp& w, Group& g, const Instruction& in, u32 mask) {
         unit_.meet(common.data(), v.data(), static_cast<int>(width_ * 2));
       }
     }
-    const Access access{{group.slot, static_cast<u32>(op.group[me]), 4}, true, section(common, 0), section(common, 1), g.pc};
+    const Access access{
+        {group.slot, static_cast<u32>(op.group[me]), 4}, true, section(common, 0), section(common, 1), g.pc};
     if (!shape.a_registers) operand_footprint(w, *w.cta, access, op.descriptors[0][0], shape.a_mn, shape.a, 64, g.pc);
     operand_footprint(w, *w.cta, access, op.descriptors[0][1], shape.b_mn, shape.b, shape.n, g.pc);
   }
@@ -209,27 +219,32 @@ bool Machine::run_wgmma(Cta& cta, Warpgroup& group) {
         const u32* v = r.source(rows[i]);
         for (u32 l = 0; l < lanes; ++l)
           for (u32 h = 0; h < per_row; ++h) {
-            const u32 m = 16 * static_cast<u32>(k) + l / 4 + 8 * (i % 2), kk = per_row * (l % 4) + h + 4 * per_row * (i / 2);
-            const float x = element_of(shape.a, v[l] >> (8 * size * h) & (size == 4 ? 0xffff'ffff : (1u << (8 * size)) - 1));
+            const u32 m = 16 * static_cast<u32>(k) + l / 4 + 8 * (i % 2),
+                      kk = per_row * (l % 4) + h + 4 * per_row * (i / 2);
+            const float x =
+                element_of(shape.a, v[l] >> (8 * size * h) & (size == 4 ? 0xffff'ffff : (1u << (8 * size)) - 1));
             a[64 * kk + m] = shape.negate_a ? -x : x;
           }
       }
     }
   } else {
-    read_operand(cta, hopper_descriptor(op.descriptors[0][0]), shape.a_mn, shape.a, size, 64, static_cast<u32>(shape.k), shape.negate_a, a);
+    read_operand(cta, hopper_descriptor(op.descriptors[0][0]), shape.a_mn, shape.a, size, 64, static_cast<u32>(shape.k),
+                 shape.negate_a, a);
   }
-  read_operand(cta, hopper_descriptor(op.descriptors[0][1]), shape.b_mn, shape.b, size, static_cast<u32>(shape.n), static_cast<u32>(shape.k),
-               shape.negate_b, b);
+  read_operand(cta, hopper_descriptor(op.descriptors[0][1]), shape.b_mn, shape.b, size, static_cast<u32>(shape.n),
+               static_cast<u32>(shape.k), shape.negate_b, b);
   u32* rows[4][128];
   const u32* const* pointers[4];
   for (size_t k = 0; k < 4; ++k) {
     const i32* d = program_.pool.data() + program_.code[static_cast<size_t>(op.at[k])].operands;
     for (int i = 0; i < shape.d_rows; ++i)
-      rows[k][i] = cta.warps[first + k].side.data() + static_cast<size_t>(program_.async_index[static_cast<size_t>(d[i])]) * lanes;
+      rows[k][i] = cta.warps[first + k].side.data() +
+                   static_cast<size_t>(program_.async_index[static_cast<size_t>(d[i])]) * lanes;
     pointers[k] = rows[k];
   }
   (void)e;
-  unit_.wgmma(const_cast<u32* const* const*>(reinterpret_cast<const u32* const* const*>(pointers)), a, b, shape.n, shape.k, op.scale[0], shape.d == Type::f16);
+  unit_.wgmma(const_cast<u32* const* const*>(reinterpret_cast<const u32* const* const*>(pointers)), a, b, shape.n,
+              shape.k, op.scale[0], shape.d == Type::f16);
   group.done = next;
   record(cta.warps[first], op.at[0], 1, -200 - static_cast<i32>(first / 4), next);
   group.queue.pop_front();
@@ -261,13 +276,16 @@ Step Machine::wgmma_wait(Warp& w, Group& g, const Instruction& in, u32 mask) {
   Warpgroup& group = w.cta->warpgroups[static_cast<size_t>(w.index / 4)];
   const size_t me = static_cast<size_t>(w.index % 4);
   switch (static_cast<Operation>(in.operation)) {
-    case Operation::wgmma_fence: w.fence_time = w.time; return Step::next;
-    case Operation::wgmma_commit:
-      ++w.wgmma_groups;
-      w.wgmma_group_end.push_back(w.wgmma_issued);
-      w.wgmma_in_group = 0;
-      return Step::next;
-    default: break;
+  case Operation::wgmma_fence:
+    w.fence_time = w.time;
+    return Step::next;
+  case Operation::wgmma_commit:
+    ++w.wgmma_groups;
+    w.wgmma_group_end.push_back(w.wgmma_issued);
+    w.wgmma_in_group = 0;
+    return Step::next;
+  default:
+    break;
   }
   const i64 wanted = static_cast<i64>(w.wgmma_groups) - (in.imm + in.bias);
   if (wanted <= 0) return Step::next;

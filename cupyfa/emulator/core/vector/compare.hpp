@@ -9,20 +9,34 @@ template <class V>
 bool compare(Comparison c, V a, V b) {
   const bool unordered = a != a || b != b;
   switch (c) {
-    case Comparison::eq: return a == b;
-    case Comparison::ne: return !unordered && a != b;
-    case Comparison::lt: return a < b;
-    case Comparison::le: return a <= b;
-    case Comparison::gt: return a > b;
-    case Comparison::ge: return a >= b;
-    case Comparison::equ: return unordered || a == b;
-    case Comparison::neu: return a != b;
-    case Comparison::ltu: return unordered || a < b;
-    case Comparison::leu: return unordered || a <= b;
-    case Comparison::gtu: return unordered || a > b;
-    case Comparison::geu: return unordered || a >= b;
-    case Comparison::num: return !unordered;
-    default: return unordered;
+  case Comparison::eq:
+    return a == b;
+  case Comparison::ne:
+    return !unordered && a != b;
+  case Comparison::lt:
+    return a < b;
+  case Comparison::le:
+    return a <= b;
+  case Comparison::gt:
+    return a > b;
+  case Comparison::ge:
+    return a >= b;
+  case Comparison::equ:
+    return unordered || a == b;
+  case Comparison::neu:
+    return a != b;
+  case Comparison::ltu:
+    return unordered || a < b;
+  case Comparison::leu:
+    return unordered || a <= b;
+  case Comparison::gtu:
+    return unordered || a > b;
+  case Comparison::geu:
+    return unordered || a >= b;
+  case Comparison::num:
+    return !unordered;
+  default:
+    return unordered;
   }
 }
 
@@ -38,20 +52,34 @@ u32 compare_lanes(A a, A b) {
 template <class A>
 u32 compare_lanes(Comparison c, A a, A b) {
   switch (c) {
-    case Comparison::eq: return compare_lanes<A, Comparison::eq>(a, b);
-    case Comparison::ne: return compare_lanes<A, Comparison::ne>(a, b);
-    case Comparison::lt: return compare_lanes<A, Comparison::lt>(a, b);
-    case Comparison::le: return compare_lanes<A, Comparison::le>(a, b);
-    case Comparison::gt: return compare_lanes<A, Comparison::gt>(a, b);
-    case Comparison::ge: return compare_lanes<A, Comparison::ge>(a, b);
-    case Comparison::equ: return compare_lanes<A, Comparison::equ>(a, b);
-    case Comparison::neu: return compare_lanes<A, Comparison::neu>(a, b);
-    case Comparison::ltu: return compare_lanes<A, Comparison::ltu>(a, b);
-    case Comparison::leu: return compare_lanes<A, Comparison::leu>(a, b);
-    case Comparison::gtu: return compare_lanes<A, Comparison::gtu>(a, b);
-    case Comparison::geu: return compare_lanes<A, Comparison::geu>(a, b);
-    case Comparison::num: return compare_lanes<A, Comparison::num>(a, b);
-    default: return compare_lanes<A, Comparison::nan>(a, b);
+  case Comparison::eq:
+    return compare_lanes<A, Comparison::eq>(a, b);
+  case Comparison::ne:
+    return compare_lanes<A, Comparison::ne>(a, b);
+  case Comparison::lt:
+    return compare_lanes<A, Comparison::lt>(a, b);
+  case Comparison::le:
+    return compare_lanes<A, Comparison::le>(a, b);
+  case Comparison::gt:
+    return compare_lanes<A, Comparison::gt>(a, b);
+  case Comparison::ge:
+    return compare_lanes<A, Comparison::ge>(a, b);
+  case Comparison::equ:
+    return compare_lanes<A, Comparison::equ>(a, b);
+  case Comparison::neu:
+    return compare_lanes<A, Comparison::neu>(a, b);
+  case Comparison::ltu:
+    return compare_lanes<A, Comparison::ltu>(a, b);
+  case Comparison::leu:
+    return compare_lanes<A, Comparison::leu>(a, b);
+  case Comparison::gtu:
+    return compare_lanes<A, Comparison::gtu>(a, b);
+  case Comparison::geu:
+    return compare_lanes<A, Comparison::geu>(a, b);
+  case Comparison::num:
+    return compare_lanes<A, Comparison::num>(a, b);
+  default:
+    return compare_lanes<A, Comparison::nan>(a, b);
   }
 }
 template <class A, bool ftz = false>
@@ -80,16 +108,30 @@ u32 compare_halves(const Instruction& in, const int32_t* e, const Registers& r) 
 using Compare = u32 (*)(const Instruction&, const int32_t*, const Registers&);
 inline Compare comparer(const Instruction& in) {
   switch (static_cast<T>(in.type)) {
-    case T::s16: return compare_rows<Half<int16_t>>;
-    case T::b16: case T::u16: return compare_rows<Half<u16>>;
-    case T::s32: return compare_rows<One<i32>>;
-    case T::b32: case T::u32: return compare_rows<One<u32>>;
-    case T::s64: return compare_rows<Two<i64>>;
-    case T::b64: case T::u64: return compare_rows<Two<u64>>;
-    case T::f32: return in.attr[2] ? compare_rows<Float, true> : compare_rows<Float>;
-    case T::f64: return compare_rows<Double>;
-    case T::f16: case T::bf16: return compare_halves;
-    default: return nullptr;
+  case T::s16:
+    return compare_rows<Half<int16_t>>;
+  case T::b16:
+  case T::u16:
+    return compare_rows<Half<u16>>;
+  case T::s32:
+    return compare_rows<One<i32>>;
+  case T::b32:
+  case T::u32:
+    return compare_rows<One<u32>>;
+  case T::s64:
+    return compare_rows<Two<i64>>;
+  case T::b64:
+  case T::u64:
+    return compare_rows<Two<u64>>;
+  case T::f32:
+    return in.attr[2] ? compare_rows<Float, true> : compare_rows<Float>;
+  case T::f64:
+    return compare_rows<Double>;
+  case T::f16:
+  case T::bf16:
+    return compare_halves;
+  default:
+    return nullptr;
   }
 }
 void setp(const Instruction& in, const int32_t* e, const Registers& r, u32 mask) {

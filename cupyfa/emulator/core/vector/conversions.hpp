@@ -49,19 +49,30 @@ void cvt_integer_fast(const Instruction&, const int32_t* e, const Registers& r, 
 struct FloatFormat {
   static double get(T type, u64 u) {
     switch (type) {
-      case T::f32: return float_of(static_cast<u32>(u));
-      case T::f64: return double_of(u);
-      case T::f16: return double_of_f16(static_cast<u32>(u) & 0xffff);
-      default: return float_of_bf16(static_cast<u32>(u) & 0xffff);
+    case T::f32:
+      return float_of(static_cast<u32>(u));
+    case T::f64:
+      return double_of(u);
+    case T::f16:
+      return double_of_f16(static_cast<u32>(u) & 0xffff);
+    default:
+      return float_of_bf16(static_cast<u32>(u) & 0xffff);
     }
   }
 };
 inline double round_integer(double x, Rounding mode) {
   switch (mode) {
-    case Rounding::rzi: case Rounding::rz: return std::trunc(x);
-    case Rounding::rmi: case Rounding::rm: return std::floor(x);
-    case Rounding::rpi: case Rounding::rp: return std::ceil(x);
-    default: return std::nearbyint(x);
+  case Rounding::rzi:
+  case Rounding::rz:
+    return std::trunc(x);
+  case Rounding::rmi:
+  case Rounding::rm:
+    return std::floor(x);
+  case Rounding::rpi:
+  case Rounding::rp:
+    return std::ceil(x);
+  default:
+    return std::nearbyint(x);
   }
 }
 /// An integer as a float of 24 bits or fewer, or a double, with any rounding.
@@ -76,10 +87,23 @@ inline bool is_float(T t) { return t == T::f32 || t == T::f64 || t == T::f16 || 
 inline bool is_signed(T t) { return t == T::s8 || t == T::s16 || t == T::s32 || t == T::s64; }
 inline int width_of(T t) {
   switch (t) {
-    case T::b8: case T::u8: case T::s8: return 8;
-    case T::b16: case T::u16: case T::s16: case T::f16: case T::bf16: return 16;
-    case T::b64: case T::u64: case T::s64: case T::f64: return 64;
-    default: return 32;
+  case T::b8:
+  case T::u8:
+  case T::s8:
+    return 8;
+  case T::b16:
+  case T::u16:
+  case T::s16:
+  case T::f16:
+  case T::bf16:
+    return 16;
+  case T::b64:
+  case T::u64:
+  case T::s64:
+  case T::f64:
+    return 64;
+  default:
+    return 32;
   }
 }
 /// What a NaN becomes: conversions from and to f64, and bf16 to f32, keep its payload, the others give one NaN.
@@ -99,22 +123,24 @@ u64 float_to(const Instruction& in, T to, double x) {
   if ((in.attr[1] & flag_relu) && !(x > 0)) x = x == x ? 0 : x;
   if (in.attr[1] & flag_sat) x = x > 0 ? (x < 1 ? x : 1) : 0;
   switch (to) {
-    case T::f64: return x == x ? bits_of(x) : nan_f64;
-    case T::f32: {
-      if ((in.attr[1] & flag_ftz) && is_flushed(x, mode)) x = std::copysign(0.0, x);
-      return bits_of(canonical(round_to_float(x, mode)));
-    }
-    case T::f16: {
-      u32 h = f16_of(x, mode);
-      if ((in.attr[1] & flag_satfinite) && (h & 0x7fff) == 0x7c00) h = (h & 0x8000) | 0x7bff;
-      return h;
-    }
-    case T::bf16: {
-      u32 h = bf16_of(x, mode);
-      if ((in.attr[1] & flag_satfinite) && (h & 0x7fff) == 0x7f80) h = (h & 0x8000) | 0x7f7f;
-      return h;
-    }
-    default: return 0;
+  case T::f64:
+    return x == x ? bits_of(x) : nan_f64;
+  case T::f32: {
+    if ((in.attr[1] & flag_ftz) && is_flushed(x, mode)) x = std::copysign(0.0, x);
+    return bits_of(canonical(round_to_float(x, mode)));
+  }
+  case T::f16: {
+    u32 h = f16_of(x, mode);
+    if ((in.attr[1] & flag_satfinite) && (h & 0x7fff) == 0x7c00) h = (h & 0x8000) | 0x7bff;
+    return h;
+  }
+  case T::bf16: {
+    u32 h = bf16_of(x, mode);
+    if ((in.attr[1] & flag_satfinite) && (h & 0x7fff) == 0x7f80) h = (h & 0x8000) | 0x7f7f;
+    return h;
+  }
+  default:
+    return 0;
   }
 }
 u64 float_to_integer(const Instruction& in, T to, double x) {
@@ -156,14 +182,32 @@ void cvt_general(const Instruction& in, const int32_t* e, const Registers& r, u3
     } else {
       __int128 x = 0;
       switch (from) {
-        case T::s8: x = static_cast<int8_t>(u); break;
-        case T::s16: x = static_cast<int16_t>(u); break;
-        case T::s32: x = static_cast<i32>(u); break;
-        case T::s64: x = static_cast<i64>(u); break;
-        case T::u8: case T::b8: x = static_cast<u8>(u); break;
-        case T::u16: case T::b16: x = static_cast<u16>(u); break;
-        case T::u32: case T::b32: x = static_cast<u32>(u); break;
-        default: x = u;
+      case T::s8:
+        x = static_cast<int8_t>(u);
+        break;
+      case T::s16:
+        x = static_cast<int16_t>(u);
+        break;
+      case T::s32:
+        x = static_cast<i32>(u);
+        break;
+      case T::s64:
+        x = static_cast<i64>(u);
+        break;
+      case T::u8:
+      case T::b8:
+        x = static_cast<u8>(u);
+        break;
+      case T::u16:
+      case T::b16:
+        x = static_cast<u16>(u);
+        break;
+      case T::u32:
+      case T::b32:
+        x = static_cast<u32>(u);
+        break;
+      default:
+        x = u;
       }
       v = to == T::f64 ? bits_of(double_of_integer(x, mode)) : float_to(in, to, integer_to_double(x));
     }
@@ -245,15 +289,28 @@ void cvt_tf32(const Instruction& in, const int32_t* e, const Registers& r, u32 m
 template <class To>
 LaneFunction select_integer_cvt(T from, bool sat) {
   switch (from) {
-    case T::u8: case T::b8: return sat ? cvt_integer<To, u8> : cvt_integer_fast<To, u8>;
-    case T::s8: return sat ? cvt_integer<To, int8_t> : cvt_integer_fast<To, int8_t>;
-    case T::u16: case T::b16: return sat ? cvt_integer<To, u16> : cvt_integer_fast<To, u16>;
-    case T::s16: return sat ? cvt_integer<To, int16_t> : cvt_integer_fast<To, int16_t>;
-    case T::u32: case T::b32: return sat ? cvt_integer<To, u32> : cvt_integer_fast<To, u32>;
-    case T::s32: return sat ? cvt_integer<To, i32> : cvt_integer_fast<To, i32>;
-    case T::u64: case T::b64: return sat ? cvt_integer<To, u64> : cvt_integer_fast<To, u64>;
-    case T::s64: return sat ? cvt_integer<To, i64> : cvt_integer_fast<To, i64>;
-    default: return nullptr;
+  case T::u8:
+  case T::b8:
+    return sat ? cvt_integer<To, u8> : cvt_integer_fast<To, u8>;
+  case T::s8:
+    return sat ? cvt_integer<To, int8_t> : cvt_integer_fast<To, int8_t>;
+  case T::u16:
+  case T::b16:
+    return sat ? cvt_integer<To, u16> : cvt_integer_fast<To, u16>;
+  case T::s16:
+    return sat ? cvt_integer<To, int16_t> : cvt_integer_fast<To, int16_t>;
+  case T::u32:
+  case T::b32:
+    return sat ? cvt_integer<To, u32> : cvt_integer_fast<To, u32>;
+  case T::s32:
+    return sat ? cvt_integer<To, i32> : cvt_integer_fast<To, i32>;
+  case T::u64:
+  case T::b64:
+    return sat ? cvt_integer<To, u64> : cvt_integer_fast<To, u64>;
+  case T::s64:
+    return sat ? cvt_integer<To, i64> : cvt_integer_fast<To, i64>;
+  default:
+    return nullptr;
   }
 }
 LaneFunction select_cvt(const Instruction& in) {
@@ -268,15 +325,28 @@ LaneFunction select_cvt(const Instruction& in) {
     return cvt_general;
   }
   switch (to) {
-    case T::u8: case T::b8: return select_integer_cvt<u8>(from, sat);
-    case T::s8: return select_integer_cvt<int8_t>(from, sat);
-    case T::u16: case T::b16: return select_integer_cvt<u16>(from, sat);
-    case T::s16: return select_integer_cvt<int16_t>(from, sat);
-    case T::u32: case T::b32: return select_integer_cvt<u32>(from, sat);
-    case T::s32: return select_integer_cvt<i32>(from, sat);
-    case T::u64: case T::b64: return select_integer_cvt<u64>(from, sat);
-    case T::s64: return select_integer_cvt<i64>(from, sat);
-    default: return nullptr;
+  case T::u8:
+  case T::b8:
+    return select_integer_cvt<u8>(from, sat);
+  case T::s8:
+    return select_integer_cvt<int8_t>(from, sat);
+  case T::u16:
+  case T::b16:
+    return select_integer_cvt<u16>(from, sat);
+  case T::s16:
+    return select_integer_cvt<int16_t>(from, sat);
+  case T::u32:
+  case T::b32:
+    return select_integer_cvt<u32>(from, sat);
+  case T::s32:
+    return select_integer_cvt<i32>(from, sat);
+  case T::u64:
+  case T::b64:
+    return select_integer_cvt<u64>(from, sat);
+  case T::s64:
+    return select_integer_cvt<i64>(from, sat);
+  default:
+    return nullptr;
   }
 }
 

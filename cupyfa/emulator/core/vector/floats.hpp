@@ -119,8 +119,8 @@ struct FMinMax {
 };
 struct FMinMaxAny {
   static float of(const Instruction& i, float a, float b) {
-    const bool maximum = static_cast<Operation>(i.operation) == Operation::max ||
-                         static_cast<Operation>(i.operation) == Operation::max3;
+    const bool maximum =
+        static_cast<Operation>(i.operation) == Operation::max || static_cast<Operation>(i.operation) == Operation::max3;
     const u32 sign = (bits_of(a) ^ bits_of(b)) & 0x8000'0000;
     if (i.attr[1] & (flag_abs | flag_xorsign)) a = std::fabs(a), b = std::fabs(b);
     if (i.attr[1] & flag_ftz) a = flush(a), b = flush(b);
@@ -165,8 +165,7 @@ struct FDiv {
       const double q = static_cast<double>(a) / b;
       const double e = std::fma(q, static_cast<double>(b), -static_cast<double>(a));
       const double x = to_odd({q, -e / b});
-      y = (i.attr[1] & flag_ftz) && is_flushed(x, mode) ? float_of(bits_of(y) & 0x8000'0000)
-                                                                       : round_to_float(x, mode);
+      y = (i.attr[1] & flag_ftz) && is_flushed(x, mode) ? float_of(bits_of(y) & 0x8000'0000) : round_to_float(x, mode);
     }
     return canonical(i.attr[1] & flag_ftz ? flush(y) : y);
   }

@@ -15,10 +15,17 @@ struct CopySign {
 
 int arity_of(const Instruction& in) {
   switch (static_cast<Operation>(in.operation)) {
-    case Operation::add: case Operation::sub: case Operation::mul: case Operation::div: case Operation::min:
-    case Operation::max: return 2;
-    case Operation::fma: return 3;
-    default: return 1;
+  case Operation::add:
+  case Operation::sub:
+  case Operation::mul:
+  case Operation::div:
+  case Operation::min:
+  case Operation::max:
+    return 2;
+  case Operation::fma:
+    return 3;
+  default:
+    return 1;
   }
 }
 
@@ -33,27 +40,39 @@ struct F64 {
     const auto mode = static_cast<Rounding>(i.attr[0]);
     const volatile double x = a, y = b, z = c;
     switch (static_cast<Operation>(i.operation)) {
-      case Operation::add: return under(mode, [&] { return x + y; });
-      case Operation::sub: return under(mode, [&] { return x - y; });
-      case Operation::mul: return under(mode, [&] { return x * y; });
-      case Operation::fma: return under(mode, [&] { return std::fma(x, y, z); });
-      case Operation::div: return under(mode, [&] { return x / y; });
-      case Operation::rcp: return under(mode, [&] { return 1 / x; });
-      case Operation::sqrt: return under(mode, [&] { return std::sqrt(x); });
-      default: return 1 / std::sqrt(a);  // rsqrt
+    case Operation::add:
+      return under(mode, [&] { return x + y; });
+    case Operation::sub:
+      return under(mode, [&] { return x - y; });
+    case Operation::mul:
+      return under(mode, [&] { return x * y; });
+    case Operation::fma:
+      return under(mode, [&] { return std::fma(x, y, z); });
+    case Operation::div:
+      return under(mode, [&] { return x / y; });
+    case Operation::rcp:
+      return under(mode, [&] { return 1 / x; });
+    case Operation::sqrt:
+      return under(mode, [&] { return std::sqrt(x); });
+    default:
+      return 1 / std::sqrt(a);  // rsqrt
     }
   }
   static u64 compute(const Instruction& i, u64 ua, u64 ub, u64 uc) {
     constexpr u64 sign = u64(1) << 63;
     const double a = double_of(ua), b = double_of(ub), c = double_of(uc);
     switch (static_cast<Operation>(i.operation)) {
-      case Operation::neg: return ua ^ sign;
-      case Operation::abs: return ua & ~sign;
-      case Operation::min: case Operation::max:
-        if (a != a) return b != b ? quiet(ua) : ub;
-        if (b != b) return ua;
-        return first_wins(static_cast<Operation>(i.operation) == Operation::max, a, b, ua & sign) ? ua : ub;
-      default: break;
+    case Operation::neg:
+      return ua ^ sign;
+    case Operation::abs:
+      return ua & ~sign;
+    case Operation::min:
+    case Operation::max:
+      if (a != a) return b != b ? quiet(ua) : ub;
+      if (b != b) return ua;
+      return first_wins(static_cast<Operation>(i.operation) == Operation::max, a, b, ua & sign) ? ua : ub;
+    default:
+      break;
     }
     if (a != a) return quiet(ua);  // the double-precision unit keeps the payload of an operand
     if (b != b) return quiet(ub);
@@ -92,19 +111,32 @@ struct Scalar {
     ua = flushed(i, ua), ub = flushed(i, ub), uc = flushed(i, uc);
     const double a = get(ua), b = get(ub), c = get(uc);
     switch (static_cast<Operation>(i.operation)) {
-      case Operation::add: return put(i, to_odd(exact_sum(a, b)));
-      case Operation::sub: return put(i, to_odd(exact_sum(a, -b)));
-      case Operation::mul: return put(i, a * b);
-      case Operation::fma: return put(i, to_odd(exact_sum(a * b, c)));
-      case Operation::div: return put(i, a / b);
-      case Operation::neg: return ua ^ sign;
-      case Operation::abs: return ua & ~sign;
-      case Operation::rcp: return put(i, 1 / a);
-      case Operation::sqrt: return put(i, std::sqrt(a));
-      case Operation::rsqrt: return put(i, 1 / std::sqrt(a));
-      case Operation::ex2: return put(i, std::exp2(a));
-      case Operation::tanh: return put(i, std::tanh(a));
-      default: return extreme(i, ua, ub);
+    case Operation::add:
+      return put(i, to_odd(exact_sum(a, b)));
+    case Operation::sub:
+      return put(i, to_odd(exact_sum(a, -b)));
+    case Operation::mul:
+      return put(i, a * b);
+    case Operation::fma:
+      return put(i, to_odd(exact_sum(a * b, c)));
+    case Operation::div:
+      return put(i, a / b);
+    case Operation::neg:
+      return ua ^ sign;
+    case Operation::abs:
+      return ua & ~sign;
+    case Operation::rcp:
+      return put(i, 1 / a);
+    case Operation::sqrt:
+      return put(i, std::sqrt(a));
+    case Operation::rsqrt:
+      return put(i, 1 / std::sqrt(a));
+    case Operation::ex2:
+      return put(i, std::exp2(a));
+    case Operation::tanh:
+      return put(i, std::tanh(a));
+    default:
+      return extreme(i, ua, ub);
     }
   }
 };
@@ -127,17 +159,20 @@ void scalar16(const Instruction& in, const int32_t* e, const Registers& r, u32 m
 }
 LaneFunction scalar(T type) {
   switch (type) {
-    case T::f64: return scalar64;
-    case T::f16: return scalar16<Format::f16, false>;
-    case T::f16x2: return scalar16<Format::f16, true>;
-    case T::bf16: return scalar16<Format::bf16, false>;
-    default: return scalar16<Format::bf16, true>;
+  case T::f64:
+    return scalar64;
+  case T::f16:
+    return scalar16<Format::f16, false>;
+  case T::f16x2:
+    return scalar16<Format::f16, true>;
+  case T::bf16:
+    return scalar16<Format::bf16, false>;
+  default:
+    return scalar16<Format::bf16, true>;
   }
 }
 
-bool is_other_float(T t) {
-  return t == T::f64 || t == T::f16 || t == T::f16x2 || t == T::bf16 || t == T::bf16x2;
-}
+bool is_other_float(T t) { return t == T::f64 || t == T::f16 || t == T::f16x2 || t == T::bf16 || t == T::bf16x2; }
 
 /// fma.f32 with a and b in f16 or bf16.
 void fma_mixed(const Instruction& in, const int32_t* e, const Registers& r, u32 mask) {

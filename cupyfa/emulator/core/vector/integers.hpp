@@ -31,7 +31,7 @@ CUPYFA_OP(MadLo, Wrap<V>(a) * Wrap<V>(b) + Wrap<V>(c), V a, V b, V c);
 CUPYFA_OP(MadHi, Wrap<V>(static_cast<V>(Wide<V>(a) * Wide<V>(b) >> (8 * sizeof(V)))) + Wrap<V>(c), V a, V b, V c);
 CUPYFA_OP(Min, a < b ? a : b, V a, V b);
 CUPYFA_OP(Max, a > b ? a : b, V a, V b);
-CUPYFA_OP(And, a & b, V a, V b);
+CUPYFA_OP(And, a& b, V a, V b);
 CUPYFA_OP(Or, a | b, V a, V b);
 CUPYFA_OP(Xor, a ^ b, V a, V b);
 CUPYFA_OP(Not, ~a, V a);
@@ -245,13 +245,23 @@ struct Binary {
 template <class F>
 LaneFunction integer_binary(T type) {
   switch (type) {
-    case T::u16: case T::b16: return Binary<F>::template with<Half<u16>>();
-    case T::s16: return Binary<F>::template with<Half<int16_t>>();
-    case T::u32: case T::b32: return Binary<F>::template with<One<u32>>();
-    case T::s32: return Binary<F>::template with<One<i32>>();
-    case T::u64: case T::b64: return Binary<F>::template with<Two<u64>>();
-    case T::s64: return Binary<F>::template with<Two<i64>>();
-    default: return nullptr;
+  case T::u16:
+  case T::b16:
+    return Binary<F>::template with<Half<u16>>();
+  case T::s16:
+    return Binary<F>::template with<Half<int16_t>>();
+  case T::u32:
+  case T::b32:
+    return Binary<F>::template with<One<u32>>();
+  case T::s32:
+    return Binary<F>::template with<One<i32>>();
+  case T::u64:
+  case T::b64:
+    return Binary<F>::template with<Two<u64>>();
+  case T::s64:
+    return Binary<F>::template with<Two<i64>>();
+  default:
+    return nullptr;
   }
 }
 template <class F, class R>
@@ -266,13 +276,22 @@ LaneFunction integer_ternary() {
 template <class F>
 LaneFunction integer_ternary(T type) {
   switch (type) {
-    case T::u16: return integer_ternary<F, Half<u16>>();
-    case T::s16: return integer_ternary<F, Half<int16_t>>();
-    case T::u32: case T::b32: return integer_ternary<F, One<u32>>();
-    case T::s32: return integer_ternary<F, One<i32>>();
-    case T::u64: case T::b64: return integer_ternary<F, Two<u64>>();
-    case T::s64: return integer_ternary<F, Two<i64>>();
-    default: return nullptr;
+  case T::u16:
+    return integer_ternary<F, Half<u16>>();
+  case T::s16:
+    return integer_ternary<F, Half<int16_t>>();
+  case T::u32:
+  case T::b32:
+    return integer_ternary<F, One<u32>>();
+  case T::s32:
+    return integer_ternary<F, One<i32>>();
+  case T::u64:
+  case T::b64:
+    return integer_ternary<F, Two<u64>>();
+  case T::s64:
+    return integer_ternary<F, Two<i64>>();
+  default:
+    return nullptr;
   }
 }
 template <class F, class R>
@@ -287,37 +306,64 @@ LaneFunction integer_unary() {
 template <class F>
 LaneFunction integer_unary(T type) {
   switch (type) {
-    case T::u16: case T::b16: return integer_unary<F, Half<u16>>();
-    case T::s16: return integer_unary<F, Half<int16_t>>();
-    case T::u32: case T::b32: return integer_unary<F, One<u32>>();
-    case T::s32: return integer_unary<F, One<i32>>();
-    case T::u64: case T::b64: return integer_unary<F, Two<u64>>();
-    case T::s64: return integer_unary<F, Two<i64>>();
-    default: return nullptr;
+  case T::u16:
+  case T::b16:
+    return integer_unary<F, Half<u16>>();
+  case T::s16:
+    return integer_unary<F, Half<int16_t>>();
+  case T::u32:
+  case T::b32:
+    return integer_unary<F, One<u32>>();
+  case T::s32:
+    return integer_unary<F, One<i32>>();
+  case T::u64:
+  case T::b64:
+    return integer_unary<F, Two<u64>>();
+  case T::s64:
+    return integer_unary<F, Two<i64>>();
+  default:
+    return nullptr;
   }
 }
 /// Shifts: the amount is one row for every width.
 template <class F>
 LaneFunction shift(T type) {
   switch (type) {
-    case T::u16: case T::b16: return binary<Half<u16>, Half<u16>, One<u32>, F>;
-    case T::s16: return binary<Half<int16_t>, Half<int16_t>, One<u32>, F>;
-    case T::u32: case T::b32: return binary<One<u32>, One<u32>, One<u32>, F>;
-    case T::s32: return binary<One<i32>, One<i32>, One<u32>, F>;
-    case T::u64: case T::b64: return binary<Two<u64>, Two<u64>, One<u32>, F>;
-    case T::s64: return binary<Two<i64>, Two<i64>, One<u32>, F>;
-    default: return nullptr;
+  case T::u16:
+  case T::b16:
+    return binary<Half<u16>, Half<u16>, One<u32>, F>;
+  case T::s16:
+    return binary<Half<int16_t>, Half<int16_t>, One<u32>, F>;
+  case T::u32:
+  case T::b32:
+    return binary<One<u32>, One<u32>, One<u32>, F>;
+  case T::s32:
+    return binary<One<i32>, One<i32>, One<u32>, F>;
+  case T::u64:
+  case T::b64:
+    return binary<Two<u64>, Two<u64>, One<u32>, F>;
+  case T::s64:
+    return binary<Two<i64>, Two<i64>, One<u32>, F>;
+  default:
+    return nullptr;
   }
 }
 /// To a 32-bit count from 32 or 64 bits.
 template <class F>
 LaneFunction count(T type) {
   switch (type) {
-    case T::u32: case T::b32: return unary<One<u32>, One<u32>, F>;
-    case T::s32: return unary<One<u32>, One<i32>, F>;
-    case T::u64: case T::b64: return unary<One<u32>, Two<u64>, F>;
-    case T::s64: return unary<One<u32>, Two<i64>, F>;
-    default: return nullptr;
+  case T::u32:
+  case T::b32:
+    return unary<One<u32>, One<u32>, F>;
+  case T::s32:
+    return unary<One<u32>, One<i32>, F>;
+  case T::u64:
+  case T::b64:
+    return unary<One<u32>, Two<u64>, F>;
+  case T::s64:
+    return unary<One<u32>, Two<i64>, F>;
+  default:
+    return nullptr;
   }
 }
 

@@ -116,9 +116,16 @@ void ternary(const Instruction& in, const int32_t* e, const Registers& r, u32 ma
 
 int entries_of(T type) {
   switch (type) {
-    case T::b64: case T::u64: case T::s64: case T::f64: case T::f32x2: return 2;
-    case T::b128: return 4;
-    default: return 1;
+  case T::b64:
+  case T::u64:
+  case T::s64:
+  case T::f64:
+  case T::f32x2:
+    return 2;
+  case T::b128:
+    return 4;
+  default:
+    return 1;
   }
 }
 

@@ -12,10 +12,17 @@ void logic_pred(const Instruction& in, const int32_t* e, const Registers& r, u32
   const u32 a = r.predicate(e[1]);
   u32 d;
   switch (static_cast<Operation>(in.operation)) {
-    case Operation::and_: d = a & r.predicate(e[2]); break;
-    case Operation::or_: d = a | r.predicate(e[2]); break;
-    case Operation::xor_: d = a ^ r.predicate(e[2]); break;
-    default: d = ~a;
+  case Operation::and_:
+    d = a & r.predicate(e[2]);
+    break;
+  case Operation::or_:
+    d = a | r.predicate(e[2]);
+    break;
+  case Operation::xor_:
+    d = a ^ r.predicate(e[2]);
+    break;
+  default:
+    d = ~a;
   }
   r.set_predicate(e[0], d, mask);
 }
