@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from hard_scores import harden
 
 from cupyfa import emulate, sources
 from cupyfa.emulator import POLICIES, EmulatedKernel, Run
@@ -28,9 +29,15 @@ class Problem:
 
     q_shape: tuple[int, int, int, int]
     kv_shape: tuple[int, int, int, int]
+    scores: str = "normal"  # or a kind of hard_scores.py
 
     def __str__(self) -> str:
-        return f"{self.q_shape[1]} rows x {self.kv_shape[1]} keys"
+        return f"{self.q_shape[1]} rows x {self.kv_shape[1]} keys, {self.scores} scores"
+
+    def inputs(self) -> tuple[Any, Any, Any]:
+        """q, k, v, the same each time."""
+        q, k, v = (random_array(s, "bfloat16", i) for i, s in enumerate((self.q_shape, self.kv_shape, self.kv_shape)))
+        return (q, k, v) if self.scores == "normal" else (*harden(self.scores, q, k), v)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Subject:
 
     There are more tiles than the Q ring has slots. A tile has more key blocks than the K and V rings have slots, so
     that they wrap in the middle of it; or one or two, because then no block of the same tile orders what two tiles do.
+    Huge scores make a speculative softmax correct in some warps and rounds, and succeed in others.
     """
 
     name: str
@@ -50,26 +58,36 @@ class Subject:
         return self.name
 
 
-def _problem(rows: int, keys: int, head_dim: int, heads: int) -> Problem:
-    return Problem((1, rows, heads, head_dim), (1, keys, 1, head_dim))
+def _problem(rows: int, keys: int, head_dim: int, heads: int, scores: str = "normal") -> Problem:
+    return Problem((1, rows, heads, head_dim), (1, keys, 1, head_dim), scores)
 
 
 #: Five, one and two key blocks a tile.
-FULL = (_problem(200, 556, 128, 2), _problem(300, 100, 128, 1), _problem(500, 200, 128, 1))
-#: Five to one blocks; three tiles in a row that see no key; one block.
+FULL = (_problem(200, 556, 128, 2), _problem(300, 100, 128, 1), _problem(500, 250, 128, 1))
+#: Five to one blocks; three tiles in a row that see no key; one block; two.
 CAUSAL = (_problem(600, 620, 128, 1), _problem(600, 140, 128, 1), _problem(100, 100, 128, 5))
+EXACT = (("speculative", False), ("pingpong", True))
 
 SUBJECTS = (
-    Subject("full", FULL),
-    Subject("causal", CAUSAL, causal=True),
+    Subject("full", (*FULL, _problem(200, 556, 128, 2, "huge"), _problem(500, 250, 128, 1, "huge"))),
+    Subject("causal", (*CAUSAL, _problem(600, 620, 128, 1, "huge"), _problem(200, 220, 128, 2, "huge")), causal=True),
+    Subject("exact", FULL, config=EXACT),
     Subject(
         "three consumers",
         (_problem(600, 620, 64, 1), _problem(700, 100, 64, 1), _problem(100, 100, 64, 5)),
         causal=True,
         config=(("tile_m", 192),),
     ),
-    Subject("without overlap", FULL, config=(("overlap", False),)),
-    Subject("one Q slot", (_problem(200, 500, 192, 2), _problem(300, 100, 192, 1), _problem(500, 200, 192, 1))),
+    Subject("without overlap", FULL, config=(("overlap", False), *EXACT)),
+    Subject(
+        "one Q slot",
+        (
+            _problem(200, 500, 192, 2),
+            _problem(300, 100, 192, 1),
+            _problem(500, 200, 192, 1),
+            _problem(300, 250, 192, 2),
+        ),
+    ),
 )
 
 
@@ -113,9 +131,7 @@ class Bench:
 
     def __init__(self, subject: Subject, problem: Problem) -> None:
         self.problem = problem
-        q = random_array(problem.q_shape, "bfloat16", 0)
-        k = random_array(problem.kv_shape, "bfloat16", 1)
-        v = random_array(problem.kv_shape, "bfloat16", 2)
+        q, k, v = problem.inputs()
         batch, rows, heads, _ = problem.q_shape
         self.out: Guarded = guarded_empty(q.shape, q.dtype)
         self.lse: Guarded = guarded_empty((batch, heads, rows), np.float32)

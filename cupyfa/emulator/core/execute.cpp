@@ -40,7 +40,7 @@ void Machine::check_rows(Warp& w, const Instruction&, i32 pc) {
       const i32 i = program_.async_index[static_cast<size_t>(list[static_cast<size_t>(k)])];
       if (i < 0) continue;
       AsyncRow& row = w.async[static_cast<size_t>(i)];
-      if (write) row.touched = w.time;
+      row.touched = w.time;  // a read too: the wgmma that follows may overwrite the register before it
       if (row.written_by) {
         const bool load = row.written_by >> 63;
         const bool lenient = load && options_.lenient_tcgen05;
@@ -57,7 +57,7 @@ void Machine::check_rows(Warp& w, const Instruction&, i32 pc) {
       }
     }
   };
-  if (w.async_pending) visit(program_.use_begin, program_.uses, false);
+  visit(program_.use_begin, program_.uses, false);
   visit(program_.def_begin, program_.defs, true);
 }
 
