@@ -31,7 +31,11 @@ def main() -> None:
     commands.add_parser("demo", help="compute attention on the GPU, or on the CPU, and check it").set_defaults(
         run=lambda _: demo()
     )
-    emulated = commands.add_parser("emulate", help="run a kernel under the emulator and hold it to the oracle")
+    emulated = commands.add_parser(
+        "emulate",
+        help="run a kernel under the emulator and hold it to the oracle",
+        description=emulate_command.DESCRIPTION,
+    )
     emulate_command.add_arguments(emulated)
     emulated.set_defaults(run=lambda options: emulate_command.run(options, print))
     options = parser.parse_args()
@@ -54,7 +58,7 @@ def info() -> None:
     print("  masks      none, causal (bottom-right)")
     print("  heads      any number of query heads per key/value head")
     for row in CANDIDATES:
-        print(f"  d{row.head_dim:<3} tile {row.tile_m}x{row.tile_n:<3}  {row.reason}")
+        print(f"  d{row.head_dim:<3} tile {row.tile_m}x{row.tile_n:<3}  {row.kind}  {row.reason}")
     print("NumPy arrays: the same function on the CPU, by the oracle cupyfa.oracles.online")
 
 

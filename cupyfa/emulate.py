@@ -102,7 +102,8 @@ class Prepared:
         kernel : EmulatedKernel, optional
             Another one in its place: a mutant.
         **options
-            As for :meth:`cupyfa.emulator.EmulatedKernel.launch`: ``policy``, ``seed`` and others.
+            As for :meth:`cupyfa.emulator.EmulatedKernel.launch`: ``policy``, ``seed`` and others. But
+            ``strict_warpgroup`` is True unless it is given: each warp of our kernels waits and releases for itself.
 
         Returns
         -------
@@ -122,7 +123,7 @@ class Prepared:
             cluster=geometry.cluster_size,
             shared=geometry.shared_bytes,
             params=self.params,
-            **options,
+            **{"strict_warpgroup": True, **options},
         )
         if kernel is None and options.get("checks", True):
             _ran.add(self.selection.spec)
@@ -265,7 +266,7 @@ def attention(
     sms : int, optional
         Multiprocessors of the device.
     policy, seed, **options
-        As for :meth:`cupyfa.emulator.EmulatedKernel.launch`.
+        As for :meth:`Prepared.launch`.
 
     Returns
     -------

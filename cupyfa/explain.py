@@ -75,8 +75,7 @@ class Explanation:
         for verdict in self.selection.verdicts:
             c = verdict.candidate
             mark = "chosen" if verdict.chosen else "lost  "
-            kind = f"{'speculative' if c.speculative else 'exact':11}  {'pingpong' if c.pingpong else '':8}"
-            lines.append(f"{mark}  d{c.head_dim:<3} {c.tile_m}x{c.tile_n:<3}  {kind}  {verdict.reason}")
+            lines.append(f"{mark}  d{c.head_dim:<3} {c.tile_m}x{c.tile_n:<3}  {c.kind}  {verdict.reason}")
         if self.traits is not None:
             t = self.traits
             roles = f"{t['producer_registers']} producer, {t['consumer_registers']} consumer"

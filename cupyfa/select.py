@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyfa.errors import UnsupportedError
 from cupyfa.problem import Problem
-from cupyfa.spec import FwdSpec, Scheduler
+from cupyfa.spec import DType, FwdSpec, Scheduler
 
 __all__ = ["CANDIDATES", "Candidate", "Config", "Device", "Selection", "Verdict", "config_items", "select"]
 
@@ -68,6 +68,8 @@ class Candidate:
         As in :class:`cupyfa.spec.FwdSpec`.
     max_causal_seqlen : float or None
         The row is only for causal problems with at most this many query rows; infinite: for all causal problems.
+    dtype : DType or None
+        The row is only for problems of this type.
     reason : str
         Why the row is in the table.
     """
@@ -79,12 +81,20 @@ class Candidate:
     speculative: bool
     pingpong: bool
     max_causal_seqlen: float | None = None
+    dtype: DType | None = None
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """The softmax, and whether warpgroups take turns, in columns."""
+        return f"{'speculative' if self.speculative else 'exact':11}  {'pingpong' if self.pingpong else '':8}"
 
     def objection(self, problem: Problem) -> str | None:
         """Return why the row does not suit a problem, or None."""
         if self.head_dim < problem.head_dim:
             return f"holds head_dim up to {self.head_dim}, the problem has {problem.head_dim}"
+        if self.dtype not in (None, problem.dtype):
+            return f"is for {self.dtype.value}"
         limit = self.max_causal_seqlen
         if limit is not None and not (problem.causal and problem.seqlen_q <= limit):
             return "is for causal problems" + (f" with seqlen_q up to {limit}" if limit < math.inf else "")
@@ -139,6 +149,7 @@ CANDIDATES = (
         speculative=True,
         pingpong=True,
         max_causal_seqlen=math.inf,
+        dtype=DType.BFLOAT16,
         reason="O, S and the two P of a speculative softmax just fit the registers; with a causal mask, turns gain",
     ),
     Candidate(
@@ -148,7 +159,17 @@ CANDIDATES = (
         q_stages=2,
         speculative=True,
         pingpong=False,
+        dtype=DType.BFLOAT16,
         reason="O, S and the two P of a speculative softmax just fit the registers; without a mask, turns cost",
+    ),
+    Candidate(
+        head_dim=128,
+        tile_m=128,
+        tile_n=128,
+        q_stages=2,
+        speculative=False,
+        pingpong=True,
+        reason="for float16, whose small weights a retained maximum would lose: 2^-17 of the largest is its last bit",
     ),
     Candidate(
         head_dim=192,

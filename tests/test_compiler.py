@@ -42,14 +42,15 @@ def spec_of(row: Candidate, *, dtype: DType, causal: bool, negate_scores: bool =
     return dataclasses.replace(row.spec(problem), **config)
 
 
-def suits(row: Candidate, causal: bool) -> bool:
-    return row.objection(make_problem(head_dim=row.head_dim, seqlen_q=1, causal=causal)) is None
+def suits(row: Candidate, causal: bool, dtype: DType | None = None) -> bool:
+    kind = np.dtype((dtype or row.dtype or DType.BFLOAT16).value)
+    return row.objection(make_problem(head_dim=row.head_dim, seqlen_q=1, causal=causal, dtype=kind)) is None
 
 
 TABLE = [
     spec_of(row, dtype=dtype, causal=causal, negate_scores=negate)
     for row, dtype, causal, negate in itertools.product(CANDIDATES, DType, (False, True), (False, True))
-    if suits(row, causal)
+    if suits(row, causal, dtype)
 ]
 SWITCHES: list[dict[str, Any]] = [
     {"overlap": False, "speculative": False},

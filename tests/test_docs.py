@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import io
 import re
 from pathlib import Path
 
 import pytest
+from nvrtc_tools import import_nvrtc
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -135,3 +138,16 @@ def test_every_hazard_is_explained() -> None:
 
 def test_every_policy_is_explained() -> None:
     assert list(table("Policies")) == list(pytest.importorskip("cupyfa.emulator.policies").POLICIES)
+
+
+def test_a_kernel_of_ones_own_is_reported_as_written() -> None:
+    pytest.importorskip("cupyfa.emulator._core")
+    import_nvrtc()
+    section = EMULATOR.split("\n## Your own kernel\n", 1)[1].split("\n## ", 1)[0]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec("\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL)), {})
+    (report,) = re.findall(
+        r"\n```\n(.*?)\n```\n", re.sub(r"```python\n.*?```", "", section, flags=re.DOTALL), re.DOTALL
+    )
+    clean = "clean: {} on sm_90a, policy {}, seed 0"
+    assert said.getvalue() == "\n".join([clean.format("double", "eager"), report, clean.format("mirrored", "lazy"), ""])

@@ -17,7 +17,7 @@ from nvrtc_tools import import_nvrtc
 
 import cupyfa
 from cupyfa import HazardError, UnsupportedError, emulate, emulate_command
-from cupyfa.emulator import POLICIES, EmulatedKernel, Run
+from cupyfa.emulator import POLICIES, EmulatedKernel, Finding, Place, Run
 from cupyfa.emulator.mutate import Mutant, mutants
 from cupyfa.explain import Rung
 from cupyfa.oracles import dense
@@ -181,6 +181,22 @@ def test_a_report_is_short_and_its_json_complete(broken: str) -> None:
     assert len(json.loads(run.to_json())["findings"]) == len(run.findings)
 
 
+def test_the_rule_for_warpgroups_is_strict_by_default(monkeypatch: pytest.MonkeyPatch, nvrtc: None) -> None:
+    given: list[Any] = []
+    launch = EmulatedKernel.launch
+
+    def spy(self: EmulatedKernel, **options: Any) -> Run:
+        given.append(options.get("strict_warpgroup"))
+        return launch(self, **options)
+
+    monkeypatch.setattr(EmulatedKernel, "launch", spy)
+    emulate.attention(*inputs())
+    emulate.attention(*inputs(), strict_warpgroup=False)
+    command(*SMALL, "--policy", "lazy")
+    command(*SMALL, "--policy", "lazy", "--lenient-warpgroup")
+    assert given == [True, False, True, False]
+
+
 # --- events ---
 
 
@@ -258,7 +274,64 @@ def test_command_replays_what_failed(broken: str, monkeypatch: pytest.MonkeyPatc
 def test_replay_of_clean_runs_runs_nothing(nvrtc: None, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command(*SMALL, "--policy", "eager", "--json", str(path))
-    assert command("--replay", str(path)) == (0, "")
+    assert command("--replay", str(path)) == (0, f"{path} has no run that failed: nothing to repeat")
+
+
+def test_findings_are_printed_once(broken: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    status, text = command(*SMALL, "--json", str(path))
+    assert status == 1
+    runs = re.split(rf"^(?=(?:{'|'.join(POLICIES)}) +seed )", text, flags=re.MULTILINE)[1:]
+    assert len(runs) == len(POLICIES)
+    assert runs[0].count("\nerror: ") > 1
+    assert all("\nsame findings as eager" in run for run in runs[1:])
+    assert sum(len(run) for run in runs[1:]) < 7 * len(runs[0])
+    assert all(report["findings"] for report in json.loads(path.read_text()))  # JSON has them all
+    words = text.splitlines()[-1].removeprefix("again: python -m cupyfa emulate ").split()
+    assert "--lenient-warpgroup" not in words
+
+
+def test_a_finding_that_is_new_is_printed_beside_those_that_are_not() -> None:
+    here, there = (Place(i, "a.cu", i, (), "ld.shared.f32 %f0, [%r0]") for i in (1, 2))
+    first, second = (
+        Finding(name, "error", here, there, 0, 0, 1, "byte 0", "", 1) for name in ("SHARED_READ", "SHARED_WRITE")
+    )
+    seen: dict[tuple[Any, ...], str] = {}
+    runs = [Run("k", "sm_90a", p, 0, f, {}) for p, f in (("eager", (first,)), ("lazy", (second, first)))]
+    assert [emulate_command._news(run, seen) for run in (*runs, runs[1])] == [
+        str(runs[0]),
+        f"same findings as eager, and\n{second}",
+        "same findings as lazy, eager",
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '[{"verdict": "error", "arguments": {"shape": 3}}]', "3"])
+def test_replay_of_another_file(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(content)
+    assert command("--replay", str(path)) == (2, "")
+    assert capsys.readouterr().err == f"emulate: {path} is no file that `emulate --json` has written\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shape", "1,9,9,3,2,64"), "emulate: attention: q has 3 heads and k has 2; "),
+        (("--shape", "1,9,9,2,2,12"), "emulate: attention: q has head_dim 12; "),
+        (("--config", "foo=1"), "emulate: attention: config has the field 'foo'; "),
+        (("--sms", "0"), "emulate: sms is 0; "),
+        (("--seed", "-1"), "emulate: launch: seed is -1; "),
+        (("--replay", "/nowhere"), "emulate: [Errno 2] "),
+        (("--json", "/nowhere/report.json"), "emulate: [Errno 2] "),
+    ],
+)
+def test_user_errors_are_one_line(
+    arguments: tuple[str, ...], message: str, nvrtc: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*arguments) == (2, "")
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
 
 
 def test_a_wrong_result_is_a_failure(nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ def test_info() -> None:
     assert any(line.startswith("cupy ") for line in lines)
     assert "forward attention, sm_90a (Hopper)" in lines
     for row in CANDIDATES:
-        assert any(f"{row.tile_m}x{row.tile_n}" in line and row.reason in line for line in lines)
+        columns = f"d{row.head_dim} tile {row.tile_m}x{row.tile_n} {'speculative' if row.speculative else 'exact'}"
+        expected = [*columns.split(), *(["pingpong"] if row.pingpong else []), *row.reason.split()]
+        assert expected in [line.split() for line in lines]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
@@ -84,6 +86,12 @@ def test_help() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("info", "demo", "emulate"))
+
+
+def test_wrong_arguments_of_emulate_are_no_traceback() -> None:
+    done = run("emulate", "--sms", "0")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "emulate: sms is 0; it must be positive\n")
+    assert "Exit status: 0 " in run("emulate", "--help").stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("nothing",), ("info", "--what")])

@@ -64,7 +64,16 @@ def test_rows_with_a_limit_say_so() -> None:
             text = "is for causal problems"
             cases = [(True, 2**20, None), (False, 1, text)]
         for causal, seqlen_q, objection in cases:
-            assert row.objection(make_problem(head_dim=row.head_dim, causal=causal, seqlen_q=seqlen_q)) == objection
+            posed = make_problem(head_dim=row.head_dim, causal=causal, seqlen_q=seqlen_q, dtype=BF16)
+            assert row.objection(posed) == objection
+
+
+def test_float16_does_not_speculate() -> None:
+    """Its weights below 2^-17 of the reference's would vanish, all of them together with a long sequence's tail."""
+    for causal in (False, True):
+        assert select(problem(128, BF16, causal), H200).spec.speculative
+        assert not select(problem(128, np.float16, causal), H200).spec.speculative
+        assert select(problem(128, np.float16, causal), H200, {"speculative": True}).spec.speculative
 
 
 def test_a_row_that_could_do_it_names_the_preferred_one() -> None:
@@ -125,9 +134,9 @@ def test_every_field_is_either_free_or_decided_by_the_problem() -> None:
 def test_config_overrides_one_field(name: str) -> None:
     # Without overlap there is no speculative softmax: see test_bad_configs.
     base = {"speculative": False} if name == "overlap" else {}
-    plain = select(problem(), H200, base)
+    plain = select(problem(dtype=BF16), H200, base)
     overrides = base | {name: OVERRIDES[name]}
-    changed = select(problem(), H200, overrides)
+    changed = select(problem(dtype=BF16), H200, overrides)
     assert changed.spec == dataclasses.replace(plain.spec, **overrides) != plain.spec
     assert dict(changed.overrides) == overrides
     assert dict(plain.overrides) == base
@@ -190,4 +199,4 @@ def test_equal_configs_are_equal_keys() -> None:
 )
 def test_bad_configs(config: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        select(problem(), H200, config)
+        select(problem(dtype=BF16), H200, config)

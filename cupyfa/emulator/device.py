@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,6 +38,13 @@ class _Buffer(NamedTuple):
     protocol: bool
     initialised: bool
     name: str
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
+    """Return the memory of an array that is dense in some order of its axes, None for another one."""
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    dense = array.transpose(order)
+    return dense.reshape(-1).view(np.uint8) if dense.flags.c_contiguous else None
 
 
 class EmulatedDevice:
@@ -84,6 +92,7 @@ class EmulatedDevice:
         self._next = _GLOBAL_FIRST
         self._buffers: dict[int, _Buffer] = {}
         self._addresses: dict[int, int] = {}
+        self._lock = threading.Lock()  # launches of several threads may share a device
 
     def register(
         self,
@@ -99,8 +108,8 @@ class EmulatedDevice:
         Parameters
         ----------
         array : ndarray
-            C-contiguous, or a view into a C-contiguous array: then the whole array is registered and the address is the
-            view's.
+            Dense in some order of its axes, or a view into such an array: then the whole array is registered and the
+            address is the view's. The device keeps it, and what is true of one view of it is true of all.
         name : str
             For reports.
         writable : bool
@@ -127,36 +136,38 @@ class EmulatedDevice:
         base = array
         while isinstance(base.base, np.ndarray):
             base = base.base
-        if not base.flags.c_contiguous:
-            base = array
-        if not base.flags.c_contiguous:
-            raise ValueError(f"register: {name or 'the array'} is not a view of a C-contiguous array")
+        data = _bytes_of(base)
+        if data is None:
+            base, data = array, _bytes_of(array)
+        if data is None:
+            raise ValueError(f"register: {name or 'the array'} is neither dense nor a view of a dense array")
         if writable and not base.flags.writeable:
             raise ValueError(f"register: {name or 'the array'} is a view of a read-only array; pass writable=False")
         start: int = base.__array_interface__["data"][0]
         offset: int = array.__array_interface__["data"][0] - start
-        if start in self._addresses:
-            address = self._addresses[start]
-            known = self._buffers[address]
-            self._buffers[address] = known._replace(
-                writable=known.writable or writable,
-                protocol=known.protocol or protocol,
-                initialised=known.initialised and initialised,
-            )
-            return address + offset
-        address = self._next
-        data = base.reshape(-1).view(np.uint8)
-        self._buffers[address] = _Buffer(data, writable, protocol, initialised, name or f"buffer {len(self._buffers)}")
-        if data.size:
-            self._addresses[start] = address
-        self._next += (data.size + _GUARD + 255) // 256 * 256
+        with self._lock:
+            address = self._addresses.get(start, 0)
+            known = self._buffers.get(address)
+            if known is not None and known.data.size >= data.size:
+                self._buffers[address] = known._replace(
+                    writable=known.writable or writable,
+                    protocol=known.protocol or protocol,
+                    initialised=known.initialised and initialised,
+                )
+                return address + offset
+            address = self._next
+            self._next += (data.size + _GUARD + 255) // 256 * 256
+            title = name or f"buffer {len(self._buffers)}"
+            self._buffers[address] = _Buffer(data, writable, protocol, initialised, title)
+            if data.size:
+                self._addresses[start] = address
         return address + offset
 
     def tensor_map(self, address: int, **fields: Any) -> bytes:
         """Return a tensor map over registered memory; see :func:`cupyfa.emulator.tensormap.encode`."""
         encoded = tensormap.encode(address, **fields)
         end = address + tensormap.extent(**fields)
-        for base, buffer in self._buffers.items():
+        for base, buffer in list(self._buffers.items()):
             if base <= address < base + buffer.data.size:
                 if end > base + buffer.data.size:
                     size, excess = buffer.data.size, end - base - buffer.data.size
@@ -172,7 +183,8 @@ class EmulatedDevice:
 
     def memory(self) -> list[tuple[int, NDArray[np.uint8], bool, bool, bool, str]]:
         """Return what is registered, as the machine takes it."""
-        return [(address, *buffer) for address, buffer in self._buffers.items()]
+        with self._lock:
+            return [(address, *buffer) for address, buffer in self._buffers.items()]
 
 
 class EmulatedModule:

@@ -65,7 +65,8 @@ class Finding:
     object, detail : str
         What it is about; what was there and what was needed.
     times : int
-        How often these two places met.
+        How many memory cells (of 16 bytes, or single bytes where an access covers only a part of those) or lanes of
+        these two places met, added up over the run.
     """
 
     hazard: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -234,6 +236,22 @@ def test_a_deadlock_names_places_variables_and_what_is_missing() -> None:
     assert finding.detail.count("\n") == 1
 
 
+def test_a_deadlock_names_bytes_that_nobody_expected() -> None:
+    body = f"""{DECLARATIONS}
+    .shared .align 8 .b64 full;
+    mov.u32 %r0, full;
+    mbarrier.init.shared::cta.b64 [%r0], 1;
+    mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r0], 256;
+    mbarrier.arrive.shared::cta.b64 _, [%r0];
+    AGAIN:
+    mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r0], 0;
+    @!%p1 bra AGAIN;
+    ret;"""
+    run = device().load(module(body, target="sm_90a")).launch(grid=1, block=1)
+    (finding,) = (f for f in run.findings if f.hazard == "PROGRESS_DEADLOCK")
+    assert "0 of 1 arrivals are missing, 256 bytes more than expected have arrived, 0 copies" in finding.detail
+
+
 def test_a_timeout_names_who_runs_and_what_is_in_flight() -> None:
     body = f"""{DECLARATIONS}
     mov.u32 %r0, smem;
@@ -253,3 +271,41 @@ def test_a_timeout_names_who_runs_and_what_is_in_flight() -> None:
     assert "waits for named barrier 1: 32 of 64 threads have arrived" in finding.detail
     assert "CTA 0 warp 1 at" in finding.detail
     assert ": runs" in finding.detail
+
+
+# --- Registered memory ---
+
+
+def test_an_array_that_is_dense_in_another_order_is_memory() -> None:
+    device = EmulatedDevice()
+    array = np.zeros((4, 3, 2), np.float32).transpose(1, 0, 2).copy(order="K")
+    assert not array.flags.c_contiguous
+    address = device.register(array, name="array")
+    assert device.register(array[1, 2], name="part") == address + array.strides[0] + 2 * array.strides[1]
+    ((_, data, *_),) = device.memory()
+    assert data.size == array.nbytes
+    with pytest.raises(ValueError, match="neither dense nor a view of a dense array"):
+        device.register(np.ndarray((8, 4), np.float32, bytearray(256), strides=(32, 8)))
+
+
+def test_threads_may_register_at_the_same_time() -> None:
+    device = EmulatedDevice()
+    arrays = [np.zeros(16, np.float32) for _ in range(400)]
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            addresses = list(pool.map(device.register, arrays))
+    finally:
+        sys.setswitchinterval(old)
+    assert len(set(addresses)) == len(arrays)
+    assert len(device.memory()) == len(arrays)
+
+
+def test_a_larger_array_at_the_same_place_is_registered_anew() -> None:
+    device = EmulatedDevice()
+    memory = bytearray(4096)
+    small = device.register(np.frombuffer(memory, np.float32, 32))
+    large = device.register(np.frombuffer(memory, np.float32))
+    assert small != large
+    assert device.register(np.frombuffer(memory, np.float32)) == large

@@ -25,6 +25,10 @@ CASES = [
 ids = {"ids": lambda x: x.id if isinstance(x, Case) else str(x).replace(" ", "_")}
 
 
+#: float16 has to be asked for it.
+ON = {"speculative": True}
+
+
 @pytest.fixture(autouse=True)
 def _nvrtc() -> None:
     import_nvrtc()
@@ -49,7 +53,7 @@ def problem(case: Case, kind: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", KINDS, **ids)
 def test_hard_scores(case: Case, kind: str, backend: Any) -> None:
     q, k, v, reference, reference_lse, plain, magnitude = problem(case, kind)
-    out, lse = backend.attention(q, k, v, causal=case.causal)
+    out, lse = backend.attention(q, k, v, causal=case.causal, config=ON)
     assert_close(out, reference, plain, context=(case, kind))
     assert_lse_close(lse, reference_lse, score_magnitude=magnitude, context=(case, kind))
 
@@ -58,7 +62,7 @@ def test_hard_scores(case: Case, kind: str, backend: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS, **ids)
 def test_the_exact_softmax_has_the_same_special_values(case: Case, kind: str) -> None:
     q, k, v = inputs(case, kind)
-    one = emulate.attention(q, k, v, causal=case.causal)
+    one = emulate.attention(q, k, v, causal=case.causal, config=ON)
     other = emulate.attention(q, k, v, causal=case.causal, config={"speculative": False})
     for a, b in ((one.out, other.out), (one.lse, other.lse)):
         for special in (np.isnan, np.isposinf, np.isneginf):
@@ -86,7 +90,7 @@ def twin(case: Case, q: Any, k: Any, v: Any, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("kind", ["normal", *FINITE], **ids)
 def test_kernel_is_its_twin(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(case, kind)
-    result = emulate.attention(q, k, v, **case.options)
+    result = emulate.attention(q, k, v, config=ON, **case.options)
     assert result.run.verdict == "clean"
     out, lse, _ = twin(case, q, k, v, monkeypatch)
     assert_within_two_ulp(result.out, out)
@@ -98,7 +102,7 @@ def test_kernel_decides_as_its_twin(case: Case, monkeypatch: pytest.MonkeyPatch)
     """A correction takes a fixed number of instructions: they count how many there were."""
 
     def instructions(kind: str) -> int:
-        run = emulate.attention(*inputs(case, kind), sms=1, policy="eager", **case.options).run
+        run = emulate.attention(*inputs(case, kind), sms=1, policy="eager", config=ON, **case.options).run
         assert run.verdict == "clean"
         return int(run.statistics["instructions"])
 
@@ -132,7 +136,7 @@ def test_small_values(exponent: int, backend: Any) -> None:
     q, k, v = CASES[0].make_inputs()
     V = (v.astype(np.float32) * 2.0**exponent).astype(v.dtype)
     reference, plain = dense.attention(q, k, V)[0], dense.same_precision(q, k, V)[0]
-    out, _ = backend.attention(q, k, V)
+    out, _ = backend.attention(q, k, V, config=ON)
     usual = 1.25 * error(plain, reference) + float(np.abs(reference).max()) * 2.0**-8
     assert error(out, reference) <= usual + 2.0**-66
     if exponent >= -54:  # outputs of 2**-57 and more
@@ -152,8 +156,8 @@ def test_small_weights_of_float16(beyond: float, backend: Any) -> None:
     k[:, :-1, :, 0] = -beyond * np.log(2)
     v[:, :-1] = 1
     reference, _ = dense.attention(q, k, v, softmax_scale=1.0)
-    out, lse = backend.attention(q, k, v, softmax_scale=1.0)
-    exact, exact_lse = backend.attention(q, k, v, softmax_scale=1.0, config={"speculative": False})
+    out, lse = backend.attention(q, k, v, softmax_scale=1.0, config=ON)
+    exact, exact_lse = backend.attention(q, k, v, softmax_scale=1.0)
     assert error(out, reference) <= (keys - 1) * 2.0**-18
     assert error(exact, reference) <= (keys - 1) * 2.0**-25 + 2.0**-11 * reference.max()
     assert bool(out.any()) == (beyond < 18)
@@ -195,7 +199,7 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "amalgamate", sources.amalgamate.__wrapped__)
     monkeypatch.setattr(emulate, "kernel_of", emulate.kernel_of.__wrapped__)
     q, k, v, reference, reference_lse, plain, magnitude = problem(CASES[1], "huge")
-    out, lse, run = emulate.attention(q, k, v, sms=1, policy="lazy", max_instructions=20_000_000)
+    out, lse, run = emulate.attention(q, k, v, sms=1, policy="lazy", config=ON, max_instructions=20_000_000)
     assert (run.verdict == "clean") == (shows != "hazard"), run
     if shows == "lse":
         with pytest.raises(AssertionError, match=r"^lse\["):

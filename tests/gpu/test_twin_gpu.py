@@ -60,7 +60,7 @@ def test_speculative_kernel_is_its_twin_for_hard_scores(dtype: str, kind: str) -
     Q, K, V = case.make_inputs()
     Q, K = harden(kind, Q, K)
     q, k, v = (cupy.asarray(x.view(np.uint16)).view(x.dtype) for x in (Q, K, V))
-    result = attention_guarded(q, k, v, **case.options)
+    result = attention_guarded(q, k, v, config={"speculative": True}, **case.options)
     twin, twin_lse = online.attention(Q, K, V, tile_m=128, tile_n=128, speculative=True, **case.options)
     assert_within_two_ulp(host(result.out), twin)
     assert_lse_of_twin(host(result.lse), twin_lse, score_magnitude(Q, K))

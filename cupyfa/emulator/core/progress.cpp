@@ -44,8 +44,12 @@ std::string Machine::waits_for(Warp& w, const Group& g) {
     const MBarrier& b = p.cta->barriers[static_cast<size_t>(i)];
     s << "waits for " << name_of(*p.cta, b);
     if (in.attr[1]) s << ", parity " << ((r.source(e[4])[lane] ^ static_cast<u32>(in.bias)) & 1);
-    s << ": phase " << b.phase << " is open, " << b.pending << " of " << b.count << " arrivals and " << b.tx
-      << " bytes are missing, " << b.in_flight << " copies in flight";
+    s << ": phase " << b.phase << " is open, " << b.pending << " of " << b.count << " arrivals ";
+    if (b.tx < 0)
+      s << "are missing, " << -b.tx << " bytes more than expected have arrived, ";
+    else
+      s << "and " << b.tx << " bytes are missing, ";
+    s << b.in_flight << " copies in flight";
     break;
   }
   case Operation::bar: {
