@@ -160,7 +160,7 @@ CANDIDATES = (
         speculative=True,
         pingpong=False,
         dtype=DType.BFLOAT16,
-        reason="O, S and the two P of a speculative softmax just fit the registers; without a mask, turns cost",
+        reason="O, S and the two P of a speculative softmax just fit the registers; turns matter little",
     ),
     Candidate(
         head_dim=128,
