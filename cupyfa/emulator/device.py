@@ -239,9 +239,10 @@ class EmulatedKernel:
 
     def place(self, index: int) -> Place | None:
         """Return what is known about a record of the program."""
+        return self._place(index) if 0 <= index < len(self.program.code) else None
+
+    def _place(self, index: int) -> Place:
         program = self.program
-        if not 0 <= index < len(program.code):
-            return None
         site = int(program.code["site"][index])
         file, line = program.sites[site]
         return Place(index, file, line, program.callers[site], program.text[index])
@@ -394,6 +395,4 @@ class EmulatedKernel:
         return _MBARRIER.sub(name, text)
 
     def _event(self, when: int, at: int, cta: int, warp: int, kind: int, subject: int, value: int) -> Event:
-        place = self.place(at)
-        assert place is not None
-        return Event(when, place, cta, warp, _KINDS[kind], subject, value)
+        return Event(when, self._place(at), cta, warp, _KINDS[kind], subject, value)

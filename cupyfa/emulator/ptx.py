@@ -158,9 +158,8 @@ class _Parser:
 
     def skip(self) -> bool:
         """Go on to the next word; return whether there is one."""
-        found = _SPACE.match(self.text, self.position)
-        assert found is not None
-        self.advance(found.end())
+        if found := _SPACE.match(self.text, self.position):
+            self.advance(found.end())
         return self.position < len(self.text)
 
     def here(self) -> str:
@@ -268,12 +267,12 @@ class _Parser:
             return
         if name in self.result.entries:
             raise PtxError(f"the kernel {name} is defined twice", self.line)
-        scope = Scope(Scope(self.result.scope))
-        assert scope.parent is not None
+        outer = Scope(self.result.scope)
+        scope = Scope(outer)
         for parameter in parameters:
             if parameter.space != "param":
                 raise PtxError(f"the parameter {parameter.name} is not of .param", self.line)
-            self.declare(scope.parent, parameter)
+            self.declare(outer, parameter)
         entry = Entry(name, self.line, parameters, directives, scope)
         self.location = 0
         begin = self.position
@@ -283,7 +282,8 @@ class _Parser:
 
     def read_body(self, entry: Entry) -> None:
         """Read up to the brace that closes a kernel."""
-        scope, outermost = entry.scope, entry.scope
+        scope = entry.scope
+        around: list[Scope] = []
         label = None
         match, statements = _STATEMENT.match, entry.statements
         while self.skip():
@@ -304,13 +304,13 @@ class _Parser:
             elif kind == "declared":
                 self.directive(found, entry, scope, label)
             elif found["brace"] == "{":
+                around.append(scope)
                 scope = Scope(scope)
-            elif scope is outermost:
+            elif around:
+                scope = around.pop()
+            else:
                 self.advance(found.end())
                 return
-            else:
-                assert scope.parent is not None
-                scope = scope.parent
             self.advance(found.end())
         raise PtxError(f"the text ends inside the kernel {entry.name}", self.line)
 

@@ -298,7 +298,8 @@ def family(*bases: str) -> Callable[[Family], Family]:
 
     def enter(function: Family) -> Family:
         for base in bases:
-            assert base not in _FAMILIES, base
+            if base in _FAMILIES:
+                raise ValueError(f"two families read {base}")
             _FAMILIES[base] = function
         return function
 

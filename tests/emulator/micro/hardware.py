@@ -50,10 +50,7 @@ class Gpu:
     """The first device. Cases run one after another in one arena of memory."""
 
     def __init__(self) -> None:
-        try:
-            self.library = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            self.library = ctypes.CDLL("/usr/local/nvidia/lib64/libcuda.so.1")
+        self.library = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
