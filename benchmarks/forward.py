@@ -62,7 +62,12 @@ def cells(
 
 
 def measure_cell(
-    inputs: Inputs, peers: Sequence[Peer], rounds: int, timer: Timer = time_on_gpu, clocks: Clocks | None = None
+    inputs: Inputs,
+    peers: Sequence[Peer],
+    rounds: int,
+    timer: Timer = time_on_gpu,
+    clocks: Clocks | None = None,
+    batch_seconds: float = 0.010,
 ) -> Row:
     """Check and time one problem.
 
@@ -78,6 +83,8 @@ def measure_cell(
         As for :func:`benchmarks.harness.interleave`.
     clocks : Clocks, optional
         Read before and after.
+    batch_seconds : float
+        As for :func:`benchmarks.harness.interleave`.
 
     Returns
     -------
@@ -88,7 +95,8 @@ def measure_cell(
     checks = {name: Check(False, message=reason) for name, reason in failed.items()}
     checks |= check_all(contestants, inputs)
     before = None if clocks is None else clocks.read()
-    timings = interleave([c for c in contestants if checks[c.name].passed], rounds, timer)
+    passed = [c for c in contestants if checks[c.name].passed]
+    timings = interleave(passed, rounds, timer, batch_seconds=batch_seconds)
     after = None if clocks is None else clocks.read()
     spec = None
     if checks["cupyfa"].passed:
@@ -169,7 +177,8 @@ def format_notes(rows: Sequence[Row], peers: Sequence[Availability], header: dic
     lines = [
         f"Useful TFLOP/s, {', '.join(dtypes)}: 2\\*B\\*H\\*Sq\\*Sk\\*(d+dv) operations, causal halved. Medians; the "
         "ratio is formed within a round.",
-        f"{manifest.CONVENTIONS['timing_boundary']}; {manifest.CONVENTIONS['regime']}; inputs about N(0, 1).",
+        f"{manifest.CONVENTIONS['timing_boundary']}; interleaved batches of {header['batch_seconds']} s; inputs about "
+        "N(0, 1).",
         f"Error: largest difference from float64 (sampled rows) and from {BASELINE} (everything). Limit: "
         f"{LIMIT_TEXT}.".replace("*", "\\*"),
         f"{header['gpu']}, driver {header['driver']}, NVRTC {header['nvrtc']}, CuPy {header['cupy']}, torch "
@@ -231,12 +240,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim (%(default)s)")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of the timing (%(default)s)")
+    parser.add_argument(
+        "--batch-seconds",
+        type=float,
+        default=0.010,
+        metavar="T",
+        help="length of a batch (%(default)s); with 1 or more the GPU runs at the clocks that its power allows",
+    )
     parser.add_argument("--json", metavar="PATH", help="write the manifest with all figures")
     parser.add_argument("--plot", metavar="PATH", help="save a bar chart, PNG or SVG (needs matplotlib)")
     return parser
 
 
-def _measure_all(problems: Sequence[Cell], peers: Sequence[Peer], rounds: int, clocks: Clocks) -> list[Row]:
+def _measure_all(
+    problems: Sequence[Cell], peers: Sequence[Peer], rounds: int, clocks: Clocks, batch_seconds: float
+) -> list[Row]:
     import cupy
     from tqdm import tqdm
 
@@ -244,7 +262,7 @@ def _measure_all(problems: Sequence[Cell], peers: Sequence[Peer], rounds: int, c
     with tqdm(problems, desc="forward", unit="cell", file=sys.stderr) as progress:
         for cell in progress:
             progress.set_postfix_str(str(cell))
-            row = measure_cell(make_inputs(cell, cupy), peers, rounds, clocks=clocks)
+            row = measure_cell(make_inputs(cell, cupy), peers, rounds, clocks=clocks, batch_seconds=batch_seconds)
             progress.write(f"{cell}: {_one_line(row)}", file=sys.stderr)
             rows.append(row)
     return rows
@@ -283,6 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; it must be at least 1")
+    if not 0 < options.batch_seconds <= 60:
+        parser.error(f"--batch-seconds is {options.batch_seconds}; it must be above 0 and at most 60")
     if reason := why_not_here():
         print(reason, file=sys.stderr)
         return 2
@@ -292,9 +312,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     present = [peer for peer, availability in zip(PEERS, found, strict=True) if availability.version is not None]
     clocks = Clocks(cupy.cuda.Device().pci_bus_id)
     with cupy.cuda.Stream.null:  # the legacy default stream, which is also torch's
-        rows = _measure_all(problems, present, options.rounds, clocks)
+        rows = _measure_all(problems, present, options.rounds, clocks, options.batch_seconds)
         cost = host.measure()
-    header = manifest.environment(clocks, found)
+    header = manifest.environment(clocks, found, options.batch_seconds)
     if options.json:
         manifest.write(options.json, header, rows, host.describe(cost))
     if options.plot:

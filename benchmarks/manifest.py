@@ -26,7 +26,7 @@ __all__ = ["CONVENTIONS", "Row", "describe_row", "environment", "write"]
 CONVENTIONS = {
     "flops": "useful: 2*B*H*Sq*Sk*(d+dv), causal halved; dense_equivalent: not halved; scheduled: whole tiles",
     "timing_boundary": "CUDA events around a batch of N calls, host overhead overlapped",
-    "regime": "short interleaved batches",
+    "regime": "interleaved batches of batch_seconds: short ones at high clocks, those of 1 s at what power allows",
     "inputs": "cupyfa.testing.random_array, approximately N(0, 1), seeds 1, 2, 3; the same arrays for everyone",
     "statistic": "median over rounds; a ratio is formed within a round; spread is the smallest and the largest",
     "correctness": f"each element within {LIMIT_TEXT}: sampled rows against float64, everything against the reference",
@@ -76,7 +76,7 @@ def _host_cpu() -> str:
     return models[0] if models else platform.machine()
 
 
-def environment(clocks: Clocks | None, peers: Sequence[Availability]) -> dict[str, Any]:
+def environment(clocks: Clocks | None, peers: Sequence[Availability], batch_seconds: float = 0.010) -> dict[str, Any]:
     """Describe the machine and the software.
 
     Parameters
@@ -85,6 +85,8 @@ def environment(clocks: Clocks | None, peers: Sequence[Availability]) -> dict[st
         None on a machine without a GPU.
     peers : sequence of Availability
         The peers, present or absent.
+    batch_seconds : float
+        Length of a timed batch.
 
     Returns
     -------
@@ -99,6 +101,7 @@ def environment(clocks: Clocks | None, peers: Sequence[Availability]) -> dict[st
         "host_cpu": _host_cpu(),
         "driver": None if clocks is None else clocks.driver,
         "clocks_from": None if clocks is None else clocks.source,
+        "batch_seconds": batch_seconds,
         **_describe_cuda(),
         **_describe_torch(),
         "peers": [dataclasses.asdict(peer) for peer in peers],

@@ -137,7 +137,7 @@ def _prepare_sdpa(inputs: Inputs, name: str, backend: str) -> Contestant:
     causal = inputs.cell.causal
     return Contestant(
         name,
-        call=lambda: sdpa(q, k, v, is_causal=causal),
+        call=lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=inputs.cell.heads_kv is not None),
         convert=lambda out: _from_torch(out.transpose(1, 2), inputs.q.dtype),
         context=lambda: attention.sdpa_kernel(chosen),
     )

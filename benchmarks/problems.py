@@ -26,6 +26,8 @@ class Cell:
         Whether the mask is causal.
     dtype : str
         ``"bfloat16"`` or ``"float16"``.
+    heads_kv : int or None
+        Key/value heads; None: as many as query heads.
     """
 
     head_dim: int
@@ -34,6 +36,7 @@ class Cell:
     heads: int
     causal: bool
     dtype: str = "bfloat16"
+    heads_kv: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -72,7 +75,8 @@ class Cell:
     def __str__(self) -> str:
         """Return the problem on one line."""
         mask = "causal" if self.causal else "full"
-        return f"{self.dtype} d{self.head_dim} {mask} S{self.seqlen} B{self.batch} H{self.heads}"
+        heads = f"H{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv else "")
+        return f"{self.dtype} d{self.head_dim} {mask} S{self.seqlen} B{self.batch} {heads}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +118,8 @@ def make_inputs(cell: Cell, xp: Any) -> Inputs:
     import ml_dtypes
 
     dtype = np.dtype(ml_dtypes.bfloat16 if cell.dtype == "bfloat16" else np.float16)
-    q, k, v = (random_array(cell.shape, dtype, seed, xp=xp) for seed in (1, 2, 3))
+    shape_kv = (cell.batch, cell.seqlen, cell.heads_kv or cell.heads, cell.head_dim)
+    q, k, v = (random_array(s, dtype, seed, xp=xp) for seed, s in enumerate((cell.shape, shape_kv, shape_kv), start=1))
     out = xp.empty(cell.shape, dtype)
     out.view(np.uint16)[...] = _NAN_BITS
     return Inputs(cell, q, k, v, out)

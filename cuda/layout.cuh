@@ -14,6 +14,9 @@ constexpr int swizzle_atom_bytes = 1024;  // 8 rows
 
 constexpr int panel_bytes(int rows) { return rows * panel_row_bytes; }
 
+/// Panels of a tile; the last one may be filled in part.
+constexpr int panels(int columns) { return (columns + panel_cols - 1) / panel_cols; }
+
 /// A matrix descriptor (PTX ISA, "Matrix descriptor format" of wgmma), in units of 16 bytes: the start address in bits 0
 /// to 13, the leading byte offset in 16 to 29, the stride byte offset in 32 to 45; bit 62 selects the 128-byte swizzle.
 /// Only the lower word depends on the address, and an offset never carries out of the address field: shared memory ends

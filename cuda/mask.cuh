@@ -14,7 +14,8 @@ __device__ inline int visible_keys(const FwdParams& p, int row) {
   return S.causal ? min(p.seqlen_k, row + 1 + (p.seqlen_k - p.seqlen_q)) : p.seqlen_k;
 }
 
-/// Key blocks that rows row_begin <= i < row_end need: blocks j < end. All of them see all keys of the blocks j < full.
+/// Key blocks that rows row_begin <= i < row_end walk over: the blocks j < end that they need, and the first one even if
+/// they see no key. All of them see all keys of the blocks j < full.
 struct BlockRange {
   int full, end;
 
@@ -22,7 +23,7 @@ struct BlockRange {
   __device__ static BlockRange of(const FwdParams& p, int row_begin, int row_end) {
     const int most = max(0, visible_keys<S>(p, row_end - 1));
     const int least = max(0, visible_keys<S>(p, row_begin));
-    return {least / S.tile_n, (most + S.tile_n - 1) / S.tile_n};
+    return {least / S.tile_n, max(1, (most + S.tile_n - 1) / S.tile_n)};
   }
 };
 
@@ -30,22 +31,21 @@ struct BlockRange {
 template <FwdSpec S>
 class Mask {
  public:
-  __device__ Mask(const FwdParams& p, int row, int first_column)
-      : first_column_(first_column), visible_{visible_keys<S>(p, row), visible_keys<S>(p, row + 8)} {}
+  /// The thread's rows are `row` and `row + 8`, its first column in a block is `column`.
+  __device__ Mask(const FwdParams& p, int row, int column)
+      : limit_{visible_keys<S>(p, row) - column, visible_keys<S>(p, row + 8) - column} {}
 
   __device__ void apply(float (&scores)[S.tile_n / 2], int block) const {
-    const int begin = block * S.tile_n + first_column_;
-    const int limit[2] = {visible_[0] - begin, visible_[1] - begin};
+    const int limit[2] = {limit_[0] - block * S.tile_n, limit_[1] - block * S.tile_n};
 #pragma unroll
     for (int i = 0; i < S.tile_n / 2; ++i) {
-      const int column = 8 * (i / 4) + i % 2;
+      const int column = 8 * (i / 4) + i % 2;  // from the first one
       if (column >= limit[i / 2 % 2]) scores[i] = minus_infinity;
     }
   }
 
  private:
-  int first_column_;
-  int visible_[2];
+  int limit_[2];  // columns from the thread's first one of block 0 that a row sees
 };
 
 }  // namespace cupyfa

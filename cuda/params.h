@@ -28,6 +28,7 @@ struct FwdParams {
   unsigned tiles_m;                ///< query tiles of one head
   unsigned tiles;                  ///< heads_total * tiles_m
   unsigned heads_per_section;      ///< query heads whose keys and values should stay in L2 together
+  unsigned* tile_counter;          ///< 0 between launches, for the dynamic scheduler; null: tiles are dealt out
 };
 
 /// What the host must know to launch a kernel. Computed once, by C++; Python reads it back.
@@ -37,9 +38,9 @@ struct KernelTraits {
   int cluster_size;
   int tile_m;
   int tile_n;
-  int box_cols;    ///< columns of every TMA box
-  int box_rows_o;  ///< rows of the TMA box that stores O
+  int box_cols;  ///< columns of every TMA box
   int persistent;  ///< 1: launch at most one CTA per multiprocessor; 0: one CTA per tile
+  int dynamic;     ///< 1: CTAs draw their tiles from a counter
   int producer_registers, consumer_registers;  ///< per thread, by setmaxnreg; 0: as the launch gives them
 };
 

@@ -40,6 +40,9 @@ struct Slot {
   SharedAddress empty;
 };
 
+/// One of the arrivals that make a slot empty. Only after a wait that covers the last WGMMA that reads it.
+__device__ inline void release(const Slot& slot) { ptx::mbarrier_arrive(slot.empty); }
+
 /// One side's walk over the slots. Consumers start at parity 0 (nothing has landed), the producer at parity 1: the
 /// completion before the first one counts as done, so that all slots start empty.
 template <int stages, int slot_bytes>
@@ -92,10 +95,6 @@ class RingConsumer : RingWalk<stages, slot_bytes> {
     this->advance();
     return slot;
   }
-
-  /// One of the arrivals that make the slot empty. Only after a wait that covers the last WGMMA, or bulk store, that
-  /// reads it.
-  __device__ static void release(const Slot& slot) { ptx::mbarrier_arrive(slot.empty); }
 };
 
 }  // namespace cupyfa

@@ -71,14 +71,14 @@ class OnlineSoftmax {
     return shrink;
   }
 
-  /// The factor that normalises O, 0 for a row without keys, and the natural logarithm of the row's sum.
-  __device__ RowPair finish(RowPair& lse) {
+  /// The factor that normalises O, and the natural logarithm of the row's sum: -inf for a row without keys.
+  __device__ RowPair finish(RowPair& lse) const {
     constexpr float ln2 = 0.693147180559945309f;
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
-      inverse.row[r] = maximum_[r] == minus_infinity ? 0.f : 1.f / sum;
+      inverse.row[r] = ptx::rcp_approx_ftz(sum);
       lse.row[r] = (scaled(maximum_[r]) + ptx::lg2_approx_ftz(sum)) * ln2;  // without keys: -inf + -inf
     }
     return inverse;

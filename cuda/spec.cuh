@@ -12,12 +12,14 @@ enum class DType : int { float16, bfloat16 };
 enum class Scheduler : int {
   one_tile,    ///< one CTA per tile; the hardware deals them out in order
   persistent,  ///< one CTA per multiprocessor takes every gridDim-th tile
+  dynamic,     ///< one CTA per multiprocessor takes the next tile whenever it can load one
 };
 
 /// Forward attention.
 struct FwdSpec {
   DType dtype;          ///< of Q, K, V, P and O
-  int head_dim;         ///< padded to a multiple of 64; TMA fills the rest with zeros
+  int head_dim;         ///< of Q and K, padded to a multiple of 32; TMA fills the rest with zeros
+  int head_dim_v;       ///< of V and O, likewise
   int tile_m;           ///< query rows of a CTA: 64 for each consumer warpgroup
   int tile_n;           ///< keys of one step
   int stages;           ///< of the K ring and of the V ring
@@ -32,11 +34,10 @@ struct FwdSpec {
 
   constexpr int consumers() const { return tile_m / warpgroup_rows; }
   constexpr int threads() const { return warpgroup_threads * (1 + consumers()); }
-  constexpr int panels() const { return head_dim / 64; }
-  // The register pool is what the launch allocates: 168 * 384 = 24 * 128 + 240 * 256, 128 * 512 = 32 * 128 + 160 * 384.
+  // The register pool is what the launch allocates: 168 * 384 = 40 * 128 + 232 * 256, 128 * 512 = 32 * 128 + 160 * 384.
   // A larger request would wait for registers for ever.
-  constexpr int producer_registers() const { return consumers() == 2 ? 24 : 32; }
-  constexpr int consumer_registers() const { return consumers() == 2 ? 240 : 160; }
+  constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
+  constexpr int consumer_registers() const { return consumers() == 2 ? 232 : 160; }
 };
 
 }  // namespace cupyfa

@@ -1,4 +1,5 @@
-// Which query tiles a CTA computes, and in which order (specification 0x0B). Every role of a CTA walks the same list.
+// Which query tiles a CTA computes, and in which order (specification 0x0B). The producer asks; the other roles get their
+// tiles from it.
 //
 // Heads are taken in sections whose keys and values fit into L2 together. Within a section a causal problem starts with
 // the tiles that see most keys (longest first), all heads of a tile row side by side; a section of one head makes the query
@@ -10,35 +11,47 @@
 
 namespace cupyfa {
 
-struct Tile {
-  int m;  // query rows m * tile_m and up
+struct alignas(16) Tile {
+  int m;  // query rows m * tile_m and up; -1: there are no more tiles
   int head;  // query head
   int head_kv;  // the key/value head that it reads
   int batch;
+
+  __device__ bool valid() const { return m >= 0; }
 };
 
 template <FwdSpec S>
 class TileScheduler {
  public:
-  __device__ explicit TileScheduler(const FwdParams& p) : p_(p), ordinal_(blockIdx.x), round_(0) {}
+  __device__ explicit TileScheduler(const FwdParams& p) : p_(p), number_(blockIdx.x - gridDim.x), round_(0) {}
 
-  __device__ bool valid() const { return ordinal_ < p_.tiles; }
-
-  __device__ void next() {
-    if constexpr (S.scheduler == Scheduler::one_tile) {
-      ordinal_ = p_.tiles;
+  /// Starts to look for the next tile; after an invalid one there is none. Nothing uses the number here: a draw takes as
+  /// long as a load from memory, and the producer has other things to do.
+  __device__ void advance() {
+    if (S.scheduler == Scheduler::one_tile) {
+      number_ = p_.tiles;
+    } else if (draws()) {
+      number_ = atomicAdd(p_.tile_counter, 1u);
     } else {
       // In every other round the CTAs take their tiles in reverse, so that nobody always gets the longest one.
+      const bool reverse = S.causal && round_ % 2 == 0;
+      number_ = round_ * gridDim.x + (reverse ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
       ++round_;
-      const bool reverse = S.causal && round_ % 2 == 1;
-      ordinal_ = round_ * gridDim.x + (reverse ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     }
   }
 
+  /// The tile that was looked for, at first the one that the CTA starts with.
   __device__ Tile tile() const {
-    const u32 section = ordinal_ / (p_.tiles_m * p_.heads_per_section);
+    const u32 ordinal = gridDim.x + number_;
+    if (ordinal >= p_.tiles) {
+      // Each CTA starts with a tile and draws until it gets none: as many draws as there are tiles. The last one makes
+      // the counter ready for the next launch.
+      if (draws() && number_ == p_.tiles - 1) *p_.tile_counter = 0;
+      return {-1, 0, 0, 0};
+    }
+    const u32 section = ordinal / (p_.tiles_m * p_.heads_per_section);
     const u32 first_head = section * p_.heads_per_section;
-    const u32 rest = ordinal_ - first_head * p_.tiles_m;
+    const u32 rest = ordinal - first_head * p_.tiles_m;
     const u32 heads = min(p_.heads_per_section, p_.heads_total - first_head);
     const u32 m = rest / heads;
     const u32 head_in_all = first_head + (rest - m * heads);
@@ -48,8 +61,11 @@ class TileScheduler {
   }
 
  private:
+  __device__ bool draws() const { return S.scheduler == Scheduler::dynamic && p_.tile_counter != nullptr; }
+
   const FwdParams& p_;
-  u32 ordinal_, round_;
+  u32 number_;  // of the tile, counted from the first that no CTA starts with
+  u32 round_;
 };
 
 }  // namespace cupyfa

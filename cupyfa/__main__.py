@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import math
 import platform
 import sys
 import time
@@ -51,14 +52,12 @@ def info() -> None:
         print(line)
     print("\nforward attention, sm_90a (Hopper)")
     print("  dtype      float16, bfloat16; accumulation in float32")
-    print(
-        "  head_dim   multiples of 8 up to 256; computed as "
-        + ", ".join(str(d) for d in sorted({row.head_dim for row in CANDIDATES}))
-    )
+    print("  head_dim   multiples of 8 up to 256, of v another one than of q and k; computed as multiples of 32")
     print("  masks      none, causal (bottom-right)")
     print("  heads      any number of query heads per key/value head")
     for row in CANDIDATES:
-        print(f"  d{row.head_dim:<3} tile {row.tile_m}x{row.tile_n:<3}  {row.kind}  {row.reason}")
+        limit = f"seqlen_q up to {row.max_seqlen_q}: " if row.max_seqlen_q < math.inf else ""
+        print(f"  {row.name:<8} tile {row.tile_m}x{row.tile_n:<3}  {limit}{row.reason}")
     print("NumPy arrays: the same function on the CPU, by the oracle cupyfa.oracles.online")
 
 

@@ -51,6 +51,7 @@ using GetErrorName = Result (*)(Result, const char**);
 using CtxGetCurrent = Result (*)(Context*);
 using CtxSetCurrent = Result (*)(Context);
 using StreamIsCapturing = Result (*)(Stream, int*);
+using StreamGetId = Result (*)(Stream, unsigned long long *);
 using FuncSetAttribute = Result (*)(Function, int, int);
 using LaunchKernelEx = Result (*)(const LaunchConfig*, Function, void**, void**);
 using TensorMapEncodeTiled = Result (*)(TensorMap*, int, std::uint32_t, void*, const std::uint64_t*,

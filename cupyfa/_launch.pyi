@@ -22,6 +22,10 @@ class Function:
     def __init__(self, pointer: int) -> None: ...
     def allow_shared_memory(self, shared_bytes: int) -> None: ...
 
+class TileCounters:
+    free: int
+    def __init__(self, pointer: int, count: int, owner: object = None) -> None: ...
+
 class LaunchGeometry:
     grid: int
     threads: int
@@ -35,6 +39,7 @@ class LaunchGeometry:
 class ForwardLauncher:
     function: Function
     geometry: LaunchGeometry
+    counters: TileCounters | None
     q: TensorMapGeometry
     k: TensorMapGeometry
     v: TensorMapGeometry
@@ -58,10 +63,18 @@ class ForwardLauncher:
         tiles_m: int,
         tiles: int,
         heads_per_section: int,
+        counters: TileCounters | None = None,
     ) -> None: ...
     def __call__(self, q: int, k: int, v: int, o: int, lse: int, stream: int) -> None: ...
     def pack(
-        self, encode: Callable[[TensorMapGeometry, int], bytes], q: int, k: int, v: int, o: int, lse: int
+        self,
+        encode: Callable[[TensorMapGeometry, int], bytes],
+        q: int,
+        k: int,
+        v: int,
+        o: int,
+        lse: int,
+        tile_counter: int = 0,
     ) -> bytes: ...
 
 def launch(function: Function, geometry: LaunchGeometry, stream: int, params: bytes) -> None: ...

@@ -27,9 +27,10 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         float scale_log2
         int seqlen_q, seqlen_k
         unsigned heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section
+        unsigned *tile_counter
 
     cdef cppclass KernelTraits:
-        int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, box_rows_o, persistent
+        int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, persistent, dynamic
         int producer_registers, consumer_registers
 
 cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
@@ -61,6 +62,7 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
     ctypedef Result (*CtxGetCurrent)(Context *)
     ctypedef Result (*CtxSetCurrent)(Context)
     ctypedef Result (*StreamIsCapturing)(Stream, int *)
+    ctypedef Result (*StreamGetId)(Stream, unsigned long long *)
     ctypedef Result (*FuncSetAttribute)(DriverFunction, int, int)
     ctypedef Result (*LaunchKernelEx)(const LaunchConfig *, DriverFunction, void **, void **)
     ctypedef Result (*TensorMapEncodeTiled)(
@@ -71,6 +73,7 @@ cdef GetErrorName cu_get_error_name = NULL
 cdef CtxGetCurrent cu_ctx_get_current = NULL
 cdef CtxSetCurrent cu_ctx_set_current = NULL
 cdef StreamIsCapturing cu_stream_is_capturing = NULL
+cdef StreamGetId cu_stream_get_id = NULL
 cdef FuncSetAttribute cu_func_set_attribute = NULL
 cdef LaunchKernelEx cu_launch_kernel_ex = NULL
 cdef TensorMapEncodeTiled cu_tensor_map_encode_tiled = NULL
@@ -94,7 +97,7 @@ cdef void *_driver_function(void *library, bytes name) except NULL:
 cdef int _load_driver() except -1:
     """Look the driver's functions up, once. Safe to run twice, should two threads come here together."""
     global cu_get_error_name, cu_ctx_get_current, cu_ctx_set_current, cu_stream_is_capturing, cu_func_set_attribute
-    global cu_launch_kernel_ex, cu_tensor_map_encode_tiled
+    global cu_launch_kernel_ex, cu_tensor_map_encode_tiled, cu_stream_get_id
     if cu_launch_kernel_ex != NULL:
         return 0
     cdef void *library = dlopen(b"libcuda.so.1", RTLD_NOW)
@@ -104,6 +107,7 @@ cdef int _load_driver() except -1:
     cu_ctx_get_current = <CtxGetCurrent>_driver_function(library, b"cuCtxGetCurrent")
     cu_ctx_set_current = <CtxSetCurrent>_driver_function(library, b"cuCtxSetCurrent")
     cu_stream_is_capturing = <StreamIsCapturing>_driver_function(library, b"cuStreamIsCapturing")
+    cu_stream_get_id = <StreamGetId>_driver_function(library, b"cuStreamGetId")
     cu_func_set_attribute = <FuncSetAttribute>_driver_function(library, b"cuFuncSetAttribute")
     cu_tensor_map_encode_tiled = <TensorMapEncodeTiled>_driver_function(library, b"cuTensorMapEncodeTiled")
     cu_launch_kernel_ex = <LaunchKernelEx>_driver_function(library, b"cuLaunchKernelEx")
@@ -240,6 +244,51 @@ cdef class Function:
             raise LaunchError(f"cuFuncSetAttribute: {_result_name(result)} for {shared_bytes} bytes of shared memory")
 
 
+cdef class TileCounters:
+    """The counters from which the CTAs of a launch draw their tiles: launches that may run together have different ones.
+
+    A counter is 0 between launches. All launches on a stream share one. A launch under capture gets one of its own, as
+    its graph may run beside anything. Once there are no more, launches go without, and their tiles are dealt out.
+
+    Parameters
+    ----------
+    pointer : int
+        Device address of an array of 32-bit zeros.
+    count : int
+        Its length.
+    owner : object
+        Keeps the array alive.
+    """
+
+    cdef uintptr_t _pointer
+    cdef readonly unsigned free
+    cdef object _owner
+    cdef dict _of_stream
+
+    def __init__(self, uintptr_t pointer, unsigned count, owner=None):
+        self._pointer, self.free, self._owner = pointer, count, owner
+        self._of_stream = {}
+
+    cdef uintptr_t _take(self) noexcept:
+        if self.free == 0:
+            return 0
+        self.free -= 1
+        return self._pointer + 4 * self.free
+
+    cdef uintptr_t _of(self, Stream stream) except? 1:
+        """Return the address of the counter for a launch on this stream, 0 for none."""
+        cdef unsigned long long identity = 0
+        if _is_capturing(stream):
+            return self._take()
+        cdef Result result = cu_stream_get_id(stream, &identity)  # a handle is used again, its number is not
+        if result != 0:
+            raise LaunchError(f"cuStreamGetId: {_result_name(result)}")
+        counter = self._of_stream.get(identity)
+        if counter is None:
+            counter = self._of_stream[identity] = self._take()
+        return counter
+
+
 cdef class LaunchGeometry:
     """How a kernel is launched.
 
@@ -335,7 +384,7 @@ def unpack_traits(bytes data):
     memcpy(&t, <const char *>data, sizeof(t))
     return {
         "threads": t.threads, "shared_bytes": t.shared_bytes, "cluster_size": t.cluster_size, "tile_m": t.tile_m,
-        "tile_n": t.tile_n, "box_cols": t.box_cols, "box_rows_o": t.box_rows_o, "persistent": t.persistent,
+        "tile_n": t.tile_n, "box_cols": t.box_cols, "persistent": t.persistent, "dynamic": t.dynamic,
         "producer_registers": t.producer_registers, "consumer_registers": t.consumer_registers,
     }
 
@@ -357,9 +406,12 @@ cdef class ForwardLauncher:
         Magnitude of ``softmax_scale * log2(e)``.
     seqlen_q, seqlen_k, heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section : int
         As in ``FwdParams``.
+    counters : TileCounters, optional
+        Of the kernel; None if its tiles are dealt out.
     """
 
     cdef readonly Function function
+    cdef readonly TileCounters counters
     cdef readonly LaunchGeometry geometry
     cdef readonly TensorMapGeometry q, k, v, o
     cdef FwdParams *_params  # not a member: it is 64-byte aligned, which Python objects are not
@@ -374,9 +426,9 @@ cdef class ForwardLauncher:
                  TensorMapGeometry q not None, TensorMapGeometry k not None, TensorMapGeometry v not None,
                  TensorMapGeometry o not None, tuple lse_strides, float scale_log2, int seqlen_q,
                  int seqlen_k, unsigned heads_q, unsigned heads_per_kv, unsigned heads_total, unsigned tiles_m,
-                 unsigned tiles, unsigned heads_per_section):
+                 unsigned tiles, unsigned heads_per_section, TileCounters counters=None):
         cdef FwdParams *p = self._params
-        self.function, self.geometry = function, geometry
+        self.function, self.geometry, self.counters = function, geometry, counters
         self.q, self.k, self.v, self.o = q, k, v, o
         p.lse_stride_batch, p.lse_stride_head, p.lse_stride_row = lse_strides
         p.scale_log2 = scale_log2
@@ -394,16 +446,19 @@ cdef class ForwardLauncher:
         self.v._encode(v, &p.v)
         self.o._encode(o, &p.o)
         p.lse = <float *>lse
+        if self.counters is not None:
+            p.tile_counter = <unsigned *>self.counters._of(<Stream>stream)
         self.geometry._launch(self.function, stream, &p)
 
-    def pack(self, encode, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t o, uintptr_t lse):
+    def pack(self, encode, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t o, uintptr_t lse,
+             uintptr_t tile_counter=0):
         """Return the packed ``FwdParams`` without a launch, and without a driver.
 
         Parameters
         ----------
         encode : callable
             ``encode(geometry, address)`` returns the 128 bytes of a tensor map.
-        q, k, v, o, lse : int
+        q, k, v, o, lse, tile_counter : int
             Addresses.
 
         Returns
@@ -417,6 +472,7 @@ cdef class ForwardLauncher:
         _fill(&p.v, encode(self.v, v))
         _fill(&p.o, encode(self.o, o))
         p.lse = <float *>lse
+        p.tile_counter = <unsigned *>tile_counter
         return (<const char *>&p)[:sizeof(FwdParams)]
 
 

@@ -284,7 +284,8 @@ def _prepare(
     if problem.is_empty:
         return Prepared(problem, selection, None, None)
     kernel = load(selection.spec, current_device)
-    return Prepared(problem, selection, kernel, plan_forward(problem, kernel.traits, kernel.function, device))
+    launcher = plan_forward(problem, kernel.traits, kernel.function, device, kernel.counters)
+    return Prepared(problem, selection, kernel, launcher)
 
 
 def _on_gpu(
@@ -302,7 +303,7 @@ def _on_gpu(
     problem, _, _, launcher = prepare(q, k, v, out, lse, softmax_scale, causal, layout, want_lse, config)
     cupy = sys.modules["cupy"]
     if out is None:
-        out = cupy.empty(q.shape, q.dtype)
+        out = cupy.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None and want_lse:
         lse = cupy.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
     addresses = q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr
@@ -378,7 +379,7 @@ def _on_cpu(
         if output is not None and not output.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
     if out is None:
-        out = np.empty(q.shape, q.dtype)
+        out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None:
         lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
     addresses = [0 if 0 in x.shape else x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]

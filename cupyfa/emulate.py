@@ -193,7 +193,7 @@ def prepare(
     )
     selection = select(problem, device, config)
     if out is None:
-        out = np.empty(q.shape, q.dtype)
+        out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None and want_lse:
         lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
     for name, x in (("out", out), ("lse", lse)):
@@ -203,10 +203,10 @@ def prepare(
         return Prepared(problem, selection, None, None, b"", out, lse)
     kernel, traits = kernel_of(selection.spec)
     emulated = EmulatedDevice(arch, device.multiprocessors)
-    addresses = [
+    addresses = tuple(
         0 if x is None else emulated.register(x, name=name, writable=name in ("out", "lse"))
         for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))
-    ]
+    )
     check_addresses(problem, *addresses)
     launcher = plan_forward(problem, traits, Function(0), device)
 
@@ -220,7 +220,9 @@ def prepare(
             swizzle=128,
         )
 
-    params = launcher.pack(tensor_map, *addresses)
+    counter = emulated.register(np.zeros(1, np.uint32), name="tile_counter") if traits["dynamic"] else 0
+    at_q, at_k, at_v, at_out, at_lse = addresses
+    params = launcher.pack(tensor_map, at_q, at_k, at_v, at_out, at_lse, counter)
     return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse)
 
 

@@ -64,7 +64,8 @@ class Explanation:
         p = self.problem
         lines = [
             f"attention {p.dtype.value}: batch {p.batch}, seqlen {p.seqlen_q} x {p.seqlen_k}, "
-            f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}{', causal' if p.causal else ''}"
+            f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}"
+            f"{f'/{p.head_dim_v}' if p.head_dim_v != p.head_dim else ''}{', causal' if p.causal else ''}"
         ]
         if self.selection is None:
             return "\n".join([*lines, f"runs    {self.note}"])
@@ -75,7 +76,7 @@ class Explanation:
         for verdict in self.selection.verdicts:
             c = verdict.candidate
             mark = "chosen" if verdict.chosen else "lost  "
-            lines.append(f"{mark}  d{c.head_dim:<3} {c.tile_m}x{c.tile_n:<3}  {c.kind}  {verdict.reason}")
+            lines.append(f"{mark}  {c.name:<8} {c.tile_m}x{c.tile_n:<3}  {verdict.reason}")
         if self.traits is not None:
             t = self.traits
             roles = f"{t['producer_registers']} producer, {t['consumer_registers']} consumer"

@@ -11,7 +11,9 @@ import pathlib
 import threading
 from typing import Any
 
-from cupyfa._launch import PARAMETER_SIZES, Function, unpack_traits
+import numpy as np
+
+from cupyfa._launch import PARAMETER_SIZES, Function, TileCounters, unpack_traits
 from cupyfa.compiler import PtxasReport, check_versions, compile_key, first_error, options
 from cupyfa.errors import CompileError
 from cupyfa.sources import amalgamate
@@ -36,6 +38,8 @@ class Kernel:
         What the driver says: ``num_regs``, ``local_size_bytes`` and others.
     ptxas : PtxasReport or None
         The compiler's report, None if it was lost (it is kept beside CuPy's cache).
+    counters : TileCounters or None
+        From which its tiles are drawn; None if they are dealt out.
     module : object
         Keeps the code loaded.
     """
@@ -45,8 +49,12 @@ class Kernel:
     traits: dict[str, int]
     attributes: dict[str, int]
     ptxas: PtxasReport | None
+    counters: TileCounters | None
     module: Any = dataclasses.field(repr=False)
 
+
+#: For as many streams and captured launches of a device.
+_TILE_COUNTERS = 2**16
 
 _locks: dict[tuple[FwdSpec, int], threading.Lock] = {}
 _kernels: dict[tuple[FwdSpec, int], Kernel] = {}
@@ -77,7 +85,7 @@ def load(spec: FwdSpec, device: int) -> Kernel:
         return kernel
     with _locks.setdefault(key, threading.Lock()):  # threads that want the same kernel wait for one compilation
         if key not in _kernels:
-            _kernels[key] = _compile(spec)
+            _kernels[key] = _compile(spec, device)
         return _kernels[key]
 
 
@@ -88,7 +96,7 @@ def _check_installation() -> None:
     check_versions(cupy.cuda.nvrtc.getVersion(), cupy.__version__)
 
 
-def _compile(spec: FwdSpec) -> Kernel:
+def _compile(spec: FwdSpec, device: int) -> Kernel:
     import cupy  # noqa: PLC0415
 
     _check_installation()
@@ -117,8 +125,19 @@ def _compile(spec: FwdSpec) -> Kernel:
         traits=traits,
         attributes=dict(raw_kernel.attributes),
         ptxas=_keep_report(spec, log.getvalue()),
+        counters=_tile_counters(device) if traits["dynamic"] else None,
         module=(module, raw_kernel),
     )
+
+
+@functools.cache
+def _tile_counters(device: int) -> TileCounters:
+    """Return the counters of a device, which is the current one."""
+    import cupy  # noqa: PLC0415
+
+    zeros = cupy.zeros(_TILE_COUNTERS, np.uint32)
+    cupy.cuda.get_current_stream().synchronize()  # launches on other streams do not wait for this one
+    return TileCounters(zeros.data.ptr, zeros.size, zeros)
 
 
 def _read_traits(module: Any, expression: str) -> bytes:

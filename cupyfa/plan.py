@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry
+from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
 from cupyfa.problem import Problem
@@ -19,7 +19,9 @@ _MAX_TILES = 2**31 - 1
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
-def plan_forward(problem: Problem, traits: dict[str, int], function: Function, device: Device) -> ForwardLauncher:
+def plan_forward(
+    problem: Problem, traits: dict[str, int], function: Function, device: Device, counters: TileCounters | None = None
+) -> ForwardLauncher:
     """Return a prepared launch of a forward kernel.
 
     Parameters
@@ -32,6 +34,8 @@ def plan_forward(problem: Problem, traits: dict[str, int], function: Function, d
         The kernel.
     device : Device
         The GPU.
+    counters : TileCounters, optional
+        Of the kernel, if its tiles are drawn.
 
     Returns
     -------
@@ -59,7 +63,7 @@ def plan_forward(problem: Problem, traits: dict[str, int], function: Function, d
         q=_tensor_map(problem, problem.q, (cols, traits["tile_m"])),
         k=_tensor_map(problem, problem.k, (cols, traits["tile_n"])),
         v=_tensor_map(problem, problem.v, (cols, traits["tile_n"])),
-        o=_tensor_map(problem, problem.out, (cols, traits["box_rows_o"])),
+        o=_tensor_map(problem, problem.out, (cols, traits["tile_m"])),
         lse_strides=(batch // 4, head // 4, row // 4),
         # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a
         # masked score stays -inf, where -inf * 0 would be NaN.
@@ -72,6 +76,7 @@ def plan_forward(problem: Problem, traits: dict[str, int], function: Function, d
         tiles_m=tiles_m,
         tiles=tiles,
         heads_per_section=heads_per_section(problem, traits, device),
+        counters=counters,
     )
 
 

@@ -32,7 +32,7 @@ class Problem:
     ----------
     dtype : DType
         Of all matrices.
-    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim : int
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v : int
         Sizes.
     causal : bool
         Bottom-right aligned mask.
@@ -51,6 +51,7 @@ class Problem:
     heads_q: int
     heads_kv: int
     head_dim: int
+    head_dim_v: int
     causal: bool
     softmax_scale: float
     q: Operand
@@ -112,8 +113,9 @@ class Problem:
                     f"attention: {operand.name} has {len(operand.shape)} axes, shape {operand.shape}; it needs 4: "
                     f"{axes}"
                 )
-        out = Operand.contiguous("out", q.shape, q.dtype, q.device) if out is None else out
-        _check_output(out, q.shape, q.dtype)
+        out_shape = (*q.shape[:3], v.shape[3])
+        out = Operand.contiguous("out", out_shape, q.dtype, q.device) if out is None else out
+        _check_output(out, out_shape, q.dtype)
         q, k, v, out = (operand.in_bshd(layout) for operand in (q, k, v, out))
         _check_shapes(q, k, v)
         batch, seqlen_q, heads_q, head_dim = q.shape
@@ -133,6 +135,7 @@ class Problem:
             heads_q=heads_q,
             heads_kv=k.shape[2],
             head_dim=head_dim,
+            head_dim_v=v.shape[3],
             causal=causal,
             softmax_scale=1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale,
             q=q,
@@ -273,10 +276,8 @@ def _check_shapes(q: Operand, k: Operand, v: Operand) -> None:
             raise ValueError(
                 f"attention: {operand.name} has batch {operand.shape[0]} but q has {batch}; they must be equal"
             )
-        if operand.shape[3] != head_dim:
-            raise ValueError(
-                f"attention: {operand.name} has head_dim {operand.shape[3]} but q has {head_dim}; they must be equal"
-            )
+    if k.shape[3] != head_dim:
+        raise ValueError(f"attention: k has head_dim {k.shape[3]} but q has {head_dim}; they must be equal")
     if v.shape[1] != k.shape[1]:
         raise ValueError(f"attention: v has seqlen {v.shape[1]} but k has {k.shape[1]}; they must be equal")
     heads_kv = k.shape[2]
@@ -286,10 +287,12 @@ def _check_shapes(q: Operand, k: Operand, v: Operand) -> None:
         raise ValueError(
             f"attention: q has {heads_q} heads and k has {heads_kv}; the heads of q must be a multiple of those of k"
         )
-    if head_dim == 0 or head_dim % 8 or head_dim > _MAX_HEAD_DIM:
-        raise UnsupportedError(
-            f"attention: q has head_dim {head_dim}; supported are the multiples of 8 from 8 to {_MAX_HEAD_DIM}"
-        )
+    for operand in (q, v):
+        if operand.shape[3] == 0 or operand.shape[3] % 8 or operand.shape[3] > _MAX_HEAD_DIM:
+            raise UnsupportedError(
+                f"attention: {operand.name} has head_dim {operand.shape[3]}; supported are the multiples of 8 from 8 "
+                f"to {_MAX_HEAD_DIM}"
+            )
     for operand in (q, k):
         if operand.shape[1] > _MAX_SEQLEN:
             raise UnsupportedError(
@@ -304,7 +307,7 @@ def _check_scale(softmax_scale: float | None) -> None:
 
 
 def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    meaning = "the shape of q" if output.name == "out" else "(batch, heads_q, seqlen_q)"
+    meaning = "the shape of q, with the head_dim of v" if output.name == "out" else "(batch, heads_q, seqlen_q)"
     if output.dtype != dtype:
         raise TypeError(f"attention: {output.name} has dtype {output.dtype}; it must be {dtype}")
     if output.shape != shape:

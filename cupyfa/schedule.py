@@ -1,9 +1,9 @@
 """In which order the tiles of a causal problem are computed, and how evenly they then end (specification 0x0B).
 
 The host model of ``cuda/tile_scheduler.cuh``. Heads are taken in sections; within a section the longest tiles come
-first. Persistent CTAs take the tiles in rounds, in every other round in reverse. Whether the CTAs end together depends
-on how the sections fall into the rounds: an unlucky section size costs up to a quarter of the speed (measured), so it
-is chosen by this model.
+first. CTAs that draw their tiles end together by themselves. Those that are dealt them take them in rounds, in every
+other round in reverse, and whether they end together depends on how the sections fall into the rounds: an unlucky
+section size costs up to two fifths of the speed (measured), so it is chosen by this model.
 """
 
 from __future__ import annotations
@@ -106,22 +106,23 @@ def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) 
     Returns
     -------
     int
-        The most even choice from as many heads as have keys and values in half of L2 down to a quarter of that, and
-        all heads, if even then two CTAs or more work on each head at a time and share what they read.
+        Sections of nearly equal size, about as many heads as have keys and values in half of L2, but so many that no
+        more than four CTAs work on a head at a time (measured: docs/notes/hopper_forward.md). Tiles that are dealt out
+        take the most even choice from twice to half of that.
     """
     heads = problem.batch * problem.heads_q
     if not problem.causal:
         return 1  # tiles are equally long: the tiles of a head are neighbours
     group = problem.heads_q // problem.heads_kv
-    bytes_kv = 2 * problem.seqlen_k * problem.head_dim * problem.q.dtype.itemsize
-    fitting = min(heads, max(1, device.l2_bytes // 2 // bytes_kv) * group)
+    bytes_kv = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.q.dtype.itemsize
+    wanted = max(device.l2_bytes // 2 // bytes_kv * group, device.multiprocessors // 4, 1)
+    section = -(-heads // max(1, round(heads / wanted)))
+    section = -(-section // group) * group  # whole groups of query heads, so that their key/value head is read once
     tiles = heads * -(-problem.seqlen_q // traits["tile_m"])
-    if not traits["persistent"] or tiles > _MAX_MODELLED_TILES:
-        return fitting
+    if traits["dynamic"] or not traits["persistent"] or tiles > _MAX_MODELLED_TILES:
+        return section
     costs = tile_costs(problem, traits["tile_m"], traits["tile_n"])
-    # Whole groups of query heads, so that their key/value head is read once; down to a quarter of what fits.
-    sections = [s for s in range(fitting, max(1, fitting // 4) - 1, -1) if s % group == 0]
-    if 2 * heads <= device.multiprocessors:
-        sections.insert(0, heads)
+    sections = [s for s in range(section // 2 + 1, min(heads, 2 * section) + 1) if s % group == 0]
+    sections.sort(key=lambda s: abs(s - section))
     sections = sections[:: -(-len(sections) // 64)]
     return max(sections, key=lambda s: round(balance(tile_order(costs, heads, s), device.multiprocessors), 2))

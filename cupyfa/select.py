@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyfa.errors import UnsupportedError
 from cupyfa.problem import Problem
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import FwdSpec, Scheduler
 
 __all__ = ["CANDIDATES", "Candidate", "Config", "Device", "Selection", "Verdict", "config_items", "select"]
 
@@ -60,61 +60,60 @@ H200 = Device((9, 0), 132, 60 * 2**20)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A row of the table: one way to tile heads of up to ``head_dim``.
+    """A row of the table: one way to tile heads of up to ``head_dim`` and ``head_dim_v``.
 
     Attributes
     ----------
-    head_dim, tile_m, tile_n, q_stages, speculative, pingpong
+    head_dim, head_dim_v : int
+        The largest that fit; the kernel's are the problem's, rounded up to a multiple of 32.
+    tile_m, tile_n, stages, q_stages, pingpong
         As in :class:`cupyfa.spec.FwdSpec`.
-    max_causal_seqlen : float or None
-        The row is only for causal problems with at most this many query rows; infinite: for all causal problems.
-    dtype : DType or None
-        The row is only for problems of this type.
+    max_seqlen_q : float
+        The row is only for problems with at most this many query rows.
     reason : str
         Why the row is in the table.
     """
 
     head_dim: int
+    head_dim_v: int
     tile_m: int
     tile_n: int
+    stages: int
     q_stages: int
-    speculative: bool
     pingpong: bool
-    max_causal_seqlen: float | None = None
-    dtype: DType | None = None
+    max_seqlen_q: float = math.inf
     reason: str
 
     @property
-    def kind(self) -> str:
-        """The softmax, and whether warpgroups take turns, in columns."""
-        return f"{'speculative' if self.speculative else 'exact':11}  {'pingpong' if self.pingpong else '':8}"
+    def name(self) -> str:
+        """head_dim, and that of V if it is another one."""
+        return f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
 
     def objection(self, problem: Problem) -> str | None:
         """Return why the row does not suit a problem, or None."""
-        if self.head_dim < problem.head_dim:
-            return f"holds head_dim up to {self.head_dim}, the problem has {problem.head_dim}"
-        if self.dtype not in (None, problem.dtype):
-            return f"is for {self.dtype.value}"
-        limit = self.max_causal_seqlen
-        if limit is not None and not (problem.causal and problem.seqlen_q <= limit):
-            return "is for causal problems" + (f" with seqlen_q up to {limit}" if limit < math.inf else "")
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) < getattr(problem, name):
+                return f"holds {name} up to {getattr(self, name)}, the problem has {getattr(problem, name)}"
+        if problem.seqlen_q > self.max_seqlen_q:
+            return f"is for seqlen_q up to {self.max_seqlen_q}"
         return None
 
     def spec(self, problem: Problem) -> FwdSpec:
         """Return the kernel for a problem."""
         return FwdSpec(
             dtype=problem.dtype,
-            head_dim=self.head_dim,
+            head_dim=-(-problem.head_dim // 32) * 32,
+            head_dim_v=-(-problem.head_dim_v // 32) * 32,
             tile_m=self.tile_m,
             tile_n=self.tile_n,
-            stages=2,
+            stages=self.stages,
             q_stages=self.q_stages,
             causal=problem.causal,
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
-            speculative=self.speculative,
+            speculative=True,
             pingpong=self.pingpong,
-            scheduler=Scheduler.PERSISTENT,
+            scheduler=Scheduler.DYNAMIC,
             setmaxnreg=True,
         )
 
@@ -124,70 +123,64 @@ class Candidate:
 CANDIDATES = (
     Candidate(
         head_dim=64,
+        head_dim_v=64,
         tile_m=128,
         tile_n=128,
+        stages=3,
         q_stages=2,
-        speculative=False,
-        pingpong=True,
-        max_causal_seqlen=1024,
-        reason="short causal tiles: 128 rows waste less on the diagonal than 192",
+        pingpong=False,
+        max_seqlen_q=1024,
+        reason="short sequences: 128 rows waste less than 192",
     ),
     Candidate(
         head_dim=64,
+        head_dim_v=64,
         tile_m=192,
-        tile_n=128,
+        tile_n=96,
+        stages=3,
         q_stages=2,
-        speculative=False,
         pingpong=True,
         reason="three warpgroups hide the exponentials, which take as long as the products at head_dim 64",
     ),
     Candidate(
         head_dim=128,
+        head_dim_v=128,
         tile_m=128,
         tile_n=128,
+        stages=2,
         q_stages=2,
-        speculative=True,
-        pingpong=True,
-        max_causal_seqlen=math.inf,
-        dtype=DType.BFLOAT16,
-        reason="O, S and the two P of a speculative softmax just fit the registers; with a causal mask, turns gain",
-    ),
-    Candidate(
-        head_dim=128,
-        tile_m=128,
-        tile_n=128,
-        q_stages=2,
-        speculative=True,
         pingpong=False,
-        dtype=DType.BFLOAT16,
-        reason="O, S and the two P of a speculative softmax just fit the registers; turns matter little",
-    ),
-    Candidate(
-        head_dim=128,
-        tile_m=128,
-        tile_n=128,
-        q_stages=2,
-        speculative=False,
-        pingpong=True,
-        reason="for float16, whose small weights a retained maximum would lose: 2^-17 of the largest is its last bit",
+        reason="O, S and two P just fit the registers, two Q and two stages the shared memory",
     ),
     Candidate(
         head_dim=192,
+        head_dim_v=128,
         tile_m=128,
-        tile_n=112,
-        q_stages=1,
-        speculative=False,
-        pingpong=False,
-        reason="the most keys that two stages leave room for beside one Q",
+        tile_n=96,
+        stages=2,
+        q_stages=2,
+        pingpong=True,
+        reason="the most keys that two stages leave room for beside two Q",
+    ),
+    Candidate(
+        head_dim=192,
+        head_dim_v=192,
+        tile_m=128,
+        tile_n=80,
+        stages=2,
+        q_stages=2,
+        pingpong=True,
+        reason="the most keys that two stages leave room for beside two Q",
     ),
     Candidate(
         head_dim=256,
+        head_dim_v=256,
         tile_m=128,
-        tile_n=80,
+        tile_n=64,
+        stages=2,
         q_stages=1,
-        speculative=False,
-        pingpong=False,
-        reason="the most keys that two stages leave room for beside one Q",
+        pingpong=True,
+        reason="O, S and two P just fit the registers",
     ),
 )
 
@@ -270,13 +263,10 @@ def select(problem: Problem, device: Device, config: Config | None = None) -> Se
 
 def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
     if row is best:
-        padding = "" if row.head_dim == problem.head_dim else f"head_dim {problem.head_dim} padded to {row.head_dim}; "
-        return padding + row.reason
+        return row.reason
     if objection := row.objection(problem):
         return objection
-    if row.head_dim > best.head_dim:
-        return f"would multiply {row.head_dim - best.head_dim} more columns of zeros than head_dim {best.head_dim}"
-    return f"the row above is preferred for head_dim {best.head_dim}"
+    return f"{best.name} {best.tile_m}x{best.tile_n} comes before it"
 
 
 _SWITCHES = ("overlap", "speculative", "pingpong", "setmaxnreg")

@@ -26,6 +26,7 @@ class Scheduler(enum.Enum):
 
     ONE_TILE = "one_tile"
     PERSISTENT = "persistent"
+    DYNAMIC = "dynamic"
 
 
 def _render(value: object) -> str:
@@ -46,7 +47,9 @@ class FwdSpec:
     dtype : DType
         Of Q, K, V and O; accumulation is float32.
     head_dim : int
-        Of the tiles: a multiple of 64; a smaller head_dim of the problem is filled up with zeros by TMA.
+        Of the tiles of Q and K: a multiple of 32; a smaller head_dim of the problem is filled up with zeros by TMA.
+    head_dim_v : int
+        Of the tiles of V and O, likewise.
     tile_m : int
         Query rows of a CTA, 64 for each of one to three consumer warpgroups.
     tile_n : int
@@ -66,7 +69,7 @@ class FwdSpec:
     pingpong : bool
         Consumer warpgroups take turns to issue (specification 0x04).
     scheduler : Scheduler
-        One CTA per tile, or persistent CTAs.
+        One CTA per tile, or persistent CTAs whose tiles are dealt out or drawn from a counter (specification 0x0B).
     setmaxnreg : bool
         Register reallocation between the roles (specification 0x02). Instrumented kernels can hang on it, so sanitizer
         runs switch it off.
@@ -74,9 +77,9 @@ class FwdSpec:
     Examples
     --------
     >>> spec = FwdSpec(
-    ...     dtype=DType.BFLOAT16, head_dim=128, tile_m=128, tile_n=128, stages=2, q_stages=2, causal=True,
-    ...     negate_scores=False, overlap=True, speculative=True, pingpong=True, scheduler=Scheduler.PERSISTENT,
-    ...     setmaxnreg=True,
+    ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
+    ...     causal=True, negate_scores=False, overlap=True, speculative=True, pingpong=True,
+    ...     scheduler=Scheduler.DYNAMIC, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -84,6 +87,7 @@ class FwdSpec:
 
     dtype: DType
     head_dim: int
+    head_dim_v: int
     tile_m: int
     tile_n: int
     stages: int
@@ -122,5 +126,6 @@ class FwdSpec:
             for name in ("causal", "negate_scores", "overlap", "speculative", "pingpong", "setmaxnreg")
             if getattr(self, name)
         ]
-        tiles = f"d{self.head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
+        head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
         return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()

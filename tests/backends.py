@@ -30,7 +30,7 @@ class Backend:
         lse_shape = tuple(q.shape[axis] for axis in axes)
         if self.policy is None:
             return self._on_device(q, k, v, lse_shape, options)
-        out, lse = guarded_empty(q.shape, q.dtype, np), guarded_empty(lse_shape, np.float32, np)
+        out, lse = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype, np), guarded_empty(lse_shape, np.float32, np)
         prepared = emulate.prepare(q, k, v, out=out.array, lse=lse.array, sms=sms, **options)
         run = prepared.launch(policy=self.policy, seed=self.seed, strict_warpgroup=True, max_instructions=20_000_000)
         assert run.verdict == "clean", run
@@ -44,7 +44,7 @@ class Backend:
 
         # CuPy has no bfloat16 constructor: the bits travel as integers.
         arrays = [cupy.asarray(x.view(np.uint16)).view(x.dtype) for x in (q, k, v)]
-        out, lse = guarded_empty(q.shape, q.dtype, cupy), guarded_empty(lse_shape, np.float32, cupy)
+        out, lse = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype, cupy), guarded_empty(lse_shape, np.float32, cupy)
         cupyfa.attention(*arrays, out=out.array, lse=lse.array, **options)
         cupy.cuda.get_current_stream().synchronize()
         out.check("out")

@@ -248,7 +248,12 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall(
         "k-head-dim", shaped("k", (1, 6, 2, 24)), ValueError, "k has head_dim 24 but q has 16; they must be equal$"
     ),
-    BadCall("v-head-dim", shaped("v", (1, 6, 2, 8)), ValueError, "v has head_dim 8 but q has 16; they must be equal$"),
+    BadCall(
+        "v-head-dim",
+        shaped("v", (1, 6, 2, 12)),
+        UnsupportedError,
+        "v has head_dim 12" + DIMS,
+    ),
     BadCall("v-seqlen", shaped("v", (1, 7, 2, 16)), ValueError, "v has seqlen 7 but k has 6; they must be equal$"),
     BadCall("v-heads", shaped("v", (1, 6, 4, 16)), ValueError, "v has 4 heads but k has 2; they must be equal$"),
     BadCall("k-one-head", shaped("k", (1, 6, 1, 16)), ValueError, "v has 2 heads but k has 1; they must be equal$"),
@@ -289,7 +294,7 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "out-bshd-of-bhsd",
         lambda xp: qkv(xp, (1, 4, 3, 16), (1, 2, 6, 16)) | {"out": zeros(xp, (1, 3, 4, 16)), "layout": "BHSD"},
         ValueError,
-        r"out has shape \(1, 3, 4, 16\); it must have the shape of q, \(1, 4, 3, 16\)$",
+        r"out has shape \(1, 3, 4, 16\); it must have the shape of q, with the head_dim of v, \(1, 4, 3, 16\)$",
     ),
     BadCall(
         "lse-2d",
@@ -416,7 +421,7 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "config-scheduler",
         replace(config={"scheduler": "fast"}),
         ValueError,
-        r"config\['scheduler'\] is 'fast'; it must be one of 'one_tile', 'persistent'$",
+        r"config\['scheduler'\] is 'fast'; it must be one of 'one_tile', 'persistent', 'dynamic'$",
     ),
     BadCall("scale-bool", replace(softmax_scale=True), TypeError, "softmax_scale is a bool" + NUMBER),
     BadCall("return-lse-str", replace(return_lse="no"), TypeError, "return_lse is 'no'; it must be True or False$"),

@@ -1,6 +1,7 @@
 """Scores that are hard on a softmax with a retained maximum: some never leave its range, some do in every block.
 
-Kernels walk the key blocks from the last to the first: "grow" means toward the first key.
+The range of a block's sums ends at 2**60 (bfloat16) or 2**15 (float16) times the weight of the reference. Kernels walk
+the key blocks from the last to the first: "grow" means toward the first key.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 __all__ = ["FINITE", "KINDS", "POISONED", "harden"]
 
-FINITE = ("constant", "negative", "growing", "steps", "jumps", "huge")
+FINITE = ("constant", "negative", "slow", "growing", "steps", "jumps", "huge")
 POISONED = ("NaN in q", "inf in q", "NaN in k", "inf in k", "-inf in k")
 KINDS = FINITE + POISONED
 
@@ -25,10 +26,12 @@ def harden(kind: str, q: Any, k: Any, *, block: int = 128) -> tuple[Any, Any]:
         Q[...] = 0
     elif kind == "negative":
         Q, K = np.abs(Q), -np.abs(K)
+    elif kind == "slow":  # by about 7 in base 2 over the whole row: the first reference lasts, in float16 as well
+        Q, K = np.abs(Q), np.abs(K) * (1 + 0.7 * from_the_end / max(1, keys - 1))
     elif kind == "growing":
         K *= 1 + 40 * from_the_end / max(1, keys - 1)
-    elif kind == "steps":  # by more than 61 in base 2 from block to block, in every row: no reference lasts
-        Q, K = np.abs(Q), np.abs(K) * (1 + 12 * (np.arange(keys)[::-1] // block)[None, :, None, None])
+    elif kind == "steps":  # by more than 60 in base 2 from block to block, in every row: no reference lasts
+        Q, K = np.abs(Q), np.abs(K) * (1 + 12 * (from_the_end // block))
     elif kind == "jumps":
         K[:, np.random.default_rng(7).permutation(keys)[: keys // 3]] *= 30
     elif kind == "huge":

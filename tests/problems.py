@@ -19,6 +19,7 @@ def make_problem(
     heads_q: int = 6,
     heads_kv: int = 2,
     head_dim: int = 64,
+    head_dim_v: int | None = None,
     dtype: Any = np.float16,
     causal: bool = False,
     scale: float | None = None,
@@ -29,15 +30,15 @@ def make_problem(
 ) -> Problem:
     """A problem with contiguous arrays, or with `padding` unused elements behind each head."""
 
-    def operand(name: str, seqlen: int, heads: int) -> Operand:
+    def operand(name: str, seqlen: int, heads: int, columns: int = head_dim) -> Operand:
         middle = (seqlen, heads) if layout == "BSHD" else (heads, seqlen)
-        padded = Operand.contiguous(name, (batch, *middle, head_dim + padding), dtype, 0)
-        return dataclasses.replace(padded, shape=(batch, *middle, head_dim))
+        padded = Operand.contiguous(name, (batch, *middle, columns + padding), dtype, 0)
+        return dataclasses.replace(padded, shape=(batch, *middle, columns))
 
     return Problem.from_operands(
         operand("q", seqlen_q, heads_q),
         operand("k", seqlen_k, heads_kv),
-        operand("v", seqlen_k, heads_kv),
+        operand("v", seqlen_k, heads_kv, head_dim_v or head_dim),
         None,
         lse,
         softmax_scale=scale,

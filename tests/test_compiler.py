@@ -34,6 +34,7 @@ REGISTERS = 65_536
 def spec_of(row: Candidate, *, dtype: DType, causal: bool, negate_scores: bool = False, **config: Any) -> FwdSpec:
     problem = make_problem(
         head_dim=row.head_dim,
+        head_dim_v=row.head_dim_v,
         seqlen_q=1,
         dtype=np.dtype(dtype.value),
         causal=causal,
@@ -42,28 +43,32 @@ def spec_of(row: Candidate, *, dtype: DType, causal: bool, negate_scores: bool =
     return dataclasses.replace(row.spec(problem), **config)
 
 
-def suits(row: Candidate, causal: bool, dtype: DType | None = None) -> bool:
-    kind = np.dtype((dtype or row.dtype or DType.BFLOAT16).value)
-    return row.objection(make_problem(head_dim=row.head_dim, seqlen_q=1, causal=causal, dtype=kind)) is None
-
-
 TABLE = [
     spec_of(row, dtype=dtype, causal=causal, negate_scores=negate)
-    for row, dtype, causal, negate in itertools.product(CANDIDATES, DType, (False, True), (False, True))
-    if suits(row, causal, dtype)
+    for row, causal in itertools.product(CANDIDATES, (False, True))
+    for dtype, negate in ((DType.FLOAT16, False), (DType.BFLOAT16, False), (DType.BFLOAT16, True))
+]
+#: head_dims that are not the largest of their row.
+PADDED = [
+    dataclasses.replace(spec_of(row, dtype=DType.BFLOAT16, causal=True), head_dim=row.head_dim - 32, head_dim_v=columns)
+    for row in CANDIDATES
+    for columns in {row.head_dim_v, row.head_dim_v - 32}
 ]
 SWITCHES: list[dict[str, Any]] = [
     {"overlap": False, "speculative": False},
     {"speculative": False},
     {"pingpong": False},
+    {"pingpong": True},
     {"scheduler": Scheduler.ONE_TILE},
+    {"scheduler": Scheduler.PERSISTENT},
     {"tile_m": 64, "setmaxnreg": False, "pingpong": False},
 ]
 SWITCHED = [
-    spec_of(row, dtype=DType.BFLOAT16, causal=suits(row, True), **switch)
-    for row, switch in itertools.product(CANDIDATES, SWITCHES)
+    spec_of(row, dtype=DType.BFLOAT16, causal=causal, **switch)
+    for (row, switch), causal in zip(itertools.product(CANDIDATES, SWITCHES), itertools.cycle((False, True)))
 ]
-SPECS = list(dict.fromkeys([*TABLE, *SWITCHED]))
+SHIPPED = {*TABLE, *PADDED}
+SPECS = list(dict.fromkeys([*TABLE, *PADDED, *SWITCHED]))
 
 
 @functools.cache
@@ -77,7 +82,9 @@ def compiled(spec: FwdSpec) -> Compiled:
 def test_kernel_compiles_clean(spec: FwdSpec) -> None:
     kernel = compiled(spec)
     report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
-    assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
+    # What select() takes has no spills. A switch is there for comparisons, and may cost a register outside of loops.
+    assert report.spill_bytes <= (0 if spec in SHIPPED else 80), report.text
+    assert report.advisories == (), report.text
     assert re.findall(r"C7\d\d\d", report.text) == []
     threads = traits["threads"]
     assert threads == 128 * (1 + spec.tile_m // 64)
@@ -93,15 +100,16 @@ def test_kernel_compiles_clean(spec: FwdSpec) -> None:
     assert ("setmaxnreg" in kernel.ptx) == spec.setmaxnreg
     assert 0 < traits["shared_bytes"] <= SHARED_BYTES
     assert (traits["tile_m"], traits["tile_n"], traits["cluster_size"]) == (spec.tile_m, spec.tile_n, 1)
-    assert traits["persistent"] == (spec.scheduler is Scheduler.PERSISTENT)
+    assert traits["persistent"] == (spec.scheduler is not Scheduler.ONE_TILE)
+    assert traits["dynamic"] == (spec.scheduler is Scheduler.DYNAMIC)
     assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
     assert kernel.cubin.startswith(b"\x7fELF")
     assert kernel.symbol in kernel.ptx
 
 
 def test_symbols_differ() -> None:
-    symbols = [compiled(spec).symbol for spec in TABLE]
-    assert len(set(symbols)) == len(TABLE)
+    symbols = [compiled(spec).symbol for spec in SPECS]
+    assert len(set(symbols)) == len(SPECS)
 
 
 def test_negated_scores_are_negated_by_the_tensor_core() -> None:
@@ -134,7 +142,9 @@ def sass(spec: FwdSpec, folder: Path) -> list[str]:
     return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*(.*?)\s*;", done.stdout, re.MULTILINE)
 
 
-LOOPS = [spec_of(row, dtype=DType.BFLOAT16, causal=suits(row, True)) for row in CANDIDATES]
+LOOPS = [
+    spec_of(row, dtype=DType.BFLOAT16, causal=causal) for row, causal in zip(CANDIDATES, itertools.cycle((False, True)))
+]
 LOOPS.append(dataclasses.replace(SPEC, speculative=False))
 
 
@@ -147,32 +157,55 @@ def test_softmax_runs_under_the_products(spec: FwdSpec, tmp_path: Path) -> None:
 
     assert count("LDL") == count("STL") == 0  # no local memory
     # A speculative loop has two rounds, and one more and two ends behind it: for an even and an odd number of blocks.
+    # An end issues the last product, with the first scores of the next tile if there is one, or else without. With a
+    # single Q slot those scores wait for O.
     rounds, ends = (3, 2) if spec.speculative else (1, 1)
-    scores, output = f"HGMMA.64x{spec.tile_n}x16.F32.BF16", f"HGMMA.64x{spec.head_dim}x16.F32.BF16"
+    together = ends if spec.q_stages > 1 else 0
+    scores, output = f"HGMMA.64x{spec.tile_n}x16.F32.BF16", f"HGMMA.64x{spec.head_dim_v}x16.F32.BF16"
     # With equal tiles the two products have one name; then both counts are their sum.
     expected = {scores: 0, output: 0}
-    expected[scores] += (1 + rounds) * spec.head_dim // 16  # of the first block, and of the rounds
-    expected[output] += (rounds + ends) * spec.tile_n // 16  # of the rounds, and of the last block
+    expected[scores] += (1 + rounds + ends) * spec.head_dim // 16  # of the first block, the rounds and the next tile
+    expected[output] += (rounds + ends + together) * spec.tile_n // 16  # of the rounds, and of the last block
     assert {name: count(name) for name in expected} == expected
 
     waits = [i for i, line in enumerate(code) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
-    one_left = [i for i in waits if "0x1" in code[i]]  # S_j is there, O in flight
-    assert len(one_left) == rounds
+    one_left = [i for i in waits if "0x1" in code[i]]  # the older product is there, the newer one in flight
+    spans = [code[begin : next(i for i in waits if i > begin)] for begin in one_left]
+    assert len(spans) == rounds + together
+    assert all(count("HGMMA", span) == 0 for span in spans)
+    under_scores = [span for span in spans if count("MUFU.EX2", span) == 0]
+    assert len(under_scores) == together
+    assert all(count("STSM", span) == spec.head_dim_v // 16 for span in under_scores)  # O of the last tile is staged
     # Of a thread: two rows of a quarter of the columns each, and two old maxima.
     exponentials = spec.tile_n // 2 + 2
-    for begin in one_left:
-        end = next(i for i in waits if i > begin)
-        assert "0x0" in code[end]
-        between = code[begin:end]
-        assert count("HGMMA", between) == 0
+    for span in spans:
+        if count("MUFU.EX2", span) == 0:
+            continue
+        vote = 0
         if spec.speculative:  # those that are nearly always enough, the vote, and those that correct them
-            (vote,) = (i for i, line in enumerate(between) if line.startswith("VOTE.ANY"))
-            assert count("MUFU.EX2", between[:vote]) == spec.tile_n // 2
-            assert count("SHFL", between[:vote]) == count("FMNMX", between[:vote]) == 0  # no maximum
-            between = between[vote:]
-        assert count("MUFU.EX2", between) == exponentials
+            (vote,) = (i for i, line in enumerate(span) if line.startswith("VOTE.ALL"))
+            assert count("MUFU.EX2", span[:vote]) == spec.tile_n // 2
+            assert count("SHFL", span[:vote]) == count("FMNMX", span[:vote]) == 0  # no maximum
+        assert count("MUFU.EX2", span[vote:]) == exponentials
     in_rounds = rounds * (exponentials + spec.speculative * spec.tile_n // 2)
     assert count("MUFU.EX2") == exponentials + in_rounds  # of the first block, and of the rounds
+
+
+#: Before a product, descriptors in ordinary registers are moved to uniform ones. One is enough: the address of Q.
+MOST_MOVES = 3
+
+
+@pytest.mark.parametrize("spec", LOOPS, ids=str)
+def test_descriptors_are_in_uniform_registers(spec: FwdSpec, tmp_path: Path) -> None:
+    """Else each step of a product moves some: the compiler could not prove that the lanes of a loop stay together."""
+    code = sass(spec, tmp_path)
+    products = [i for i, line in enumerate(code) if line.startswith("HGMMA")]
+    runs = [[products[0]]]
+    for before, after in itertools.pairwise(products):
+        runs.append([]) if after - before > 60 else None
+        runs[-1].append(after)
+    moves = [sum(line.startswith("R2UR") for line in code[run[0] : run[-1]]) for run in runs]
+    assert max(moves) <= MOST_MOVES, moves
 
 
 def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
@@ -263,7 +296,8 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"head_dim": 96}, "head_dim is padded to a multiple of 64"),
+        ({"head_dim": 112}, "head_dim and head_dim_v are padded to multiples of 32"),
+        ({"head_dim_v": 288}, "head_dim and head_dim_v are padded to multiples of 32"),
         ({"tile_m": 256}, "one to three consumer warpgroups of 64 rows"),
         ({"tile_n": 120}, "P V takes 16 keys per instruction"),
         ({"stages": 0}, "a ring needs a slot"),

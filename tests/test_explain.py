@@ -50,7 +50,7 @@ def test_kernel_of_numpy_arrays_is_compiled_without_a_gpu() -> None:
     assert text.count("\nchosen ") == 1
     assert text.count("\nlost ") == len(CANDIDATES) - 1
     assert all(verdict.reason in text for verdict in explanation.selection.verdicts)
-    assert "head_dim 120 padded to 128" in text
+    assert " d128 128x128 " in text
 
 
 def test_config_is_shown() -> None:

@@ -40,7 +40,7 @@ VALUES = {
     "tiles": 2**31 + 14,
     "heads_per_section": 15,
 }
-TRAITS = ("threads", "shared_bytes", "cluster_size", "tile_m", "tile_n", "box_cols", "box_rows_o", "persistent")
+TRAITS = ("threads", "shared_bytes", "cluster_size", "tile_m", "tile_n", "box_cols", "persistent", "dynamic")
 TRAITS += ("producer_registers", "consumer_registers")
 
 

@@ -59,7 +59,7 @@ DEVICE_LAYERS: dict[str, set[str]] = {
 
 # Roles of one kernel: they meet in storage.cuh and never include each other.
 ROLES: dict[str, set[str]] = {
-    "hopper": {"producer.cuh", "consumer.cuh", "bwd_producer.cuh", "bwd_consumer.cuh"},
+    "hopper": {"producer.cuh", "consumer.cuh", "storer.cuh", "bwd_producer.cuh", "bwd_consumer.cuh"},
     "blackwell": {"load.cuh", "mma.cuh", "softmax.cuh", "correction.cuh", "epilogue.cuh"},
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import platform
 import subprocess
@@ -32,9 +33,9 @@ def test_info() -> None:
     assert any(line.startswith("cupy ") for line in lines)
     assert "forward attention, sm_90a (Hopper)" in lines
     for row in CANDIDATES:
-        columns = f"d{row.head_dim} tile {row.tile_m}x{row.tile_n} {'speculative' if row.speculative else 'exact'}"
-        expected = [*columns.split(), *(["pingpong"] if row.pingpong else []), *row.reason.split()]
-        assert expected in [line.split() for line in lines]
+        limit = f"seqlen_q up to {row.max_seqlen_q}: " if row.max_seqlen_q < math.inf else ""
+        expected = f"{row.name} tile {row.tile_m}x{row.tile_n} {limit}{row.reason}"
+        assert expected.split() in [line.split() for line in lines]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")

@@ -29,13 +29,13 @@ TRAITS = {
     "tile_m": 128,
     "tile_n": 80,
     "box_cols": 64,
-    "box_rows_o": 64,
     "persistent": 1,
-    "producer_registers": 24,
-    "consumer_registers": 240,
+    "dynamic": 0,
+    "producer_registers": 40,
+    "consumer_registers": 232,
 }
 FIELDS = ("lse", "lse_stride_batch", "lse_stride_head", "lse_stride_row", "scale_log2", "seqlen_q", "seqlen_k")
-FIELDS += ("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section")
+FIELDS += ("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section", "tile_counter")
 
 
 def plan(problem: Problem, device: Device = H200, **traits: int) -> ForwardLauncher:
@@ -45,7 +45,7 @@ def plan(problem: Problem, device: Device = H200, **traits: int) -> ForwardLaunc
 def params(launcher: ForwardLauncher) -> dict[str, Any]:
     """The fields of a packed FwdParams behind the tensor maps."""
     packed = launcher.pack(lambda geometry, address: bytes(128), 0, 0, 0, 0, 0)
-    return dict(zip(FIELDS, struct.unpack_from("<QqqqfiiIIIIII", packed, 512), strict=True))
+    return dict(zip(FIELDS, struct.unpack_from("<QqqqfiiIIIIIIxxxxQ", packed, 512), strict=True))
 
 
 def test_sizes() -> None:
@@ -63,6 +63,7 @@ def test_sizes() -> None:
         "tiles_m": 3,
         "tiles": 36,
         "heads_per_section": 1,
+        "tile_counter": 0,
     }
 
 
@@ -122,9 +123,19 @@ def test_tensor_maps_follow_the_strides(layout: Layout, q: tuple[int, int], k: t
     assert launcher.k.shape == launcher.v.shape == (64, 500, 2, 2)
     assert launcher.q.strides == launcher.o.strides == (*q, 6 * 300 * 128)
     assert launcher.k.strides == launcher.v.strides == (*k, 2 * 500 * 128)
-    assert (launcher.q.box, launcher.k.box, launcher.v.box, launcher.o.box) == ((64, 128), (64, 80), (64, 80), (64, 64))
+    assert (launcher.q.box, launcher.k.box, launcher.v.box, launcher.o.box) == (
+        (64, 128),
+        (64, 80),
+        (64, 80),
+        (64, 128),
+    )
     assert {m.dtype for m in (launcher.q, launcher.k, launcher.v, launcher.o)} == {"float16"}
     assert plan(make_problem(dtype=np.dtype(ml_dtypes.bfloat16))).q.dtype == "bfloat16"
+
+
+def test_v_and_out_have_a_head_dim_of_their_own() -> None:
+    launcher = plan(make_problem(head_dim=192, head_dim_v=128))
+    assert (launcher.q.shape[0], launcher.k.shape[0], launcher.v.shape[0], launcher.o.shape[0]) == (192, 192, 128, 128)
 
 
 def test_stride_of_an_axis_with_one_index_is_replaced() -> None:
@@ -158,57 +169,82 @@ def test_too_many_tiles(batch: int, fine: bool) -> None:
         plan(problem)
 
 
-def test_sections_of_causal_problems_fit_half_of_l2() -> None:
+def test_sections_of_causal_problems() -> None:
     device = Device((9, 0), 24, 2**21)  # half is 1 MiB: 8 heads of 500 * 64 * 2 * 2 = 128,000 bytes
     many = make_problem(causal=True, batch=10)
     fitting = 8 * 3
-    assert params(plan(many, device, persistent=0))["heads_per_section"] == fitting
+    for traits in ({"persistent": 0}, {"dynamic": 1}):
+        assert params(plan(many, device, **traits))["heads_per_section"] == 30  # 60 heads in two sections
     section = params(plan(many, device))["heads_per_section"]
-    assert fitting // 4 <= section <= fitting
+    assert fitting // 2 <= section <= 2 * fitting
     assert section % 3 == 0  # whole groups: a key/value head is read once
     long = make_problem(causal=True, seqlen_k=100_000, batch=10)
-    assert params(plan(long, device))["heads_per_section"] == 3  # at least one key/value head
-    assert (
-        params(plan(make_problem(causal=True), H200, persistent=0))["heads_per_section"] == 12
-    )  # no more than there are
+    assert params(plan(long, device, dynamic=1))["heads_per_section"] == 6  # at most four CTAs on a head
+    assert params(plan(make_problem(causal=True), H200, dynamic=1))["heads_per_section"] == 12  # no more than there are
     assert params(plan(make_problem(batch=10), device))["heads_per_section"] == 1
 
 
 # --- A model of cuda/tile_scheduler.cuh ---
 
 
-def visits(
-    p: dict[str, Any], block: int, grid: int, *, causal: bool, persistent: bool
-) -> Iterator[tuple[int, int, int, int]]:
-    """The tiles of one CTA in its order, as (m, head, head_kv, batch); line by line what TileScheduler does."""
-    ordinal, round_ = block, 0
-    while ordinal < p["tiles"]:
-        section = ordinal // (p["tiles_m"] * p["heads_per_section"])
-        first_head = section * p["heads_per_section"]
-        rest = ordinal - first_head * p["tiles_m"]
-        heads = min(p["heads_per_section"], p["heads_total"] - first_head)
-        m = rest // heads
-        head_in_all = first_head + (rest - m * heads)
-        batch = head_in_all // p["heads_q"]
-        head = head_in_all - batch * p["heads_q"]
-        yield p["tiles_m"] - 1 - m if causal else m, head, head // p["heads_per_kv"], batch
+def tile_of(ordinal: int, p: dict[str, Any], *, causal: bool) -> tuple[int, int, int, int]:
+    """(m, head, head_kv, batch) of a tile; line by line what TileScheduler does."""
+    section = ordinal // (p["tiles_m"] * p["heads_per_section"])
+    first_head = section * p["heads_per_section"]
+    rest = ordinal - first_head * p["tiles_m"]
+    heads = min(p["heads_per_section"], p["heads_total"] - first_head)
+    m = rest // heads
+    head_in_all = first_head + (rest - m * heads)
+    batch = head_in_all // p["heads_q"]
+    head = head_in_all - batch * p["heads_q"]
+    return p["tiles_m"] - 1 - m if causal else m, head, head // p["heads_per_kv"], batch
+
+
+def dealt(p: dict[str, Any], block: int, grid: int, *, causal: bool, persistent: bool) -> Iterator[int]:
+    """The tiles of one CTA in its order."""
+    number, round_ = block - grid, 0
+    while grid + number < p["tiles"]:
+        yield grid + number
         if not persistent:
-            ordinal = p["tiles"]
+            number = p["tiles"]
         else:
+            number = round_ * grid + (grid - 1 - block if causal and round_ % 2 == 0 else block)
             round_ += 1
-            ordinal = round_ * grid + (grid - 1 - block if causal and round_ % 2 == 1 else block)
 
 
-def all_visits(problem: Problem, device: Device, persistent: bool) -> list[list[tuple[int, int, int, int]]]:
-    launcher = plan(problem, device, persistent=int(persistent))
-    grid, p = launcher.geometry.grid, params(launcher)
-    return [list(visits(p, block, grid, causal=problem.causal, persistent=persistent)) for block in range(grid)]
+def drawn(p: dict[str, Any], grid: int, rng: np.random.Generator) -> tuple[list[list[int]], int]:
+    """The tiles of all CTAs, which draw in any order, and what is in the counter at the end."""
+    tiles: list[list[int]] = [[block] for block in range(grid)]
+    counter, busy = 0, list(range(grid))
+    while busy:
+        block = busy[int(rng.integers(len(busy)))]
+        number, counter = counter, counter + 1
+        if grid + number < p["tiles"]:
+            tiles[block].append(grid + number)
+        else:
+            busy.remove(block)
+            if number == p["tiles"] - 1:
+                counter = 0
+    return tiles, counter
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["one_tile", "persistent"])
+def all_visits(problem: Problem, device: Device, scheduler: str) -> list[list[tuple[int, int, int, int]]]:
+    traits = {"persistent": int(scheduler != "one_tile"), "dynamic": int(scheduler == "dynamic")}
+    launcher = plan(problem, device, **traits)
+    grid, p, causal = launcher.geometry.grid, params(launcher), problem.causal
+    if scheduler == "dynamic":
+        ordinals, counter = drawn(p, grid, np.random.default_rng(0))
+        assert counter == 0  # ready for the next launch
+    else:
+        persistent = scheduler == "persistent"
+        ordinals = [list(dealt(p, block, grid, causal=causal, persistent=persistent)) for block in range(grid)]
+    return [[tile_of(ordinal, p, causal=causal) for ordinal in cta] for cta in ordinals]
+
+
+@pytest.mark.parametrize("scheduler", ["one_tile", "persistent", "dynamic"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_tile_is_visited_once(seed: int, causal: bool, persistent: bool) -> None:
+def test_every_tile_is_visited_once(seed: int, causal: bool, scheduler: str) -> None:
     rng = np.random.default_rng(seed)
     heads_kv, group = (int(n) for n in rng.integers(1, 6, 2))
     batch, seqlen_q, seqlen_k = (int(n) for n in rng.integers(1, (6, 1500, 3000)))
@@ -216,7 +252,7 @@ def test_every_tile_is_visited_once(seed: int, causal: bool, persistent: bool) -
     problem = make_problem(
         batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_kv * group, heads_kv=heads_kv, causal=causal
     )
-    seen = Counter(tile for cta in all_visits(problem, device, persistent) for tile in cta)
+    seen = Counter(tile for cta in all_visits(problem, device, scheduler) for tile in cta)
     tiles_m = -(-seqlen_q // 128)
     expected = {(m, h, h // group, b) for m in range(tiles_m) for h in range(heads_kv * group) for b in range(batch)}
     assert set(seen) == expected
@@ -224,20 +260,20 @@ def test_every_tile_is_visited_once(seed: int, causal: bool, persistent: bool) -
 
 
 def test_persistent_ctas_share_the_work() -> None:
-    work = all_visits(make_problem(batch=16, seqlen_q=2048, causal=True), Device((9, 0), 132, 2**25), True)
+    work = all_visits(make_problem(batch=16, seqlen_q=2048, causal=True), Device((9, 0), 132, 2**25), "persistent")
     assert max(map(len, work)) - min(map(len, work)) <= 1
     assert max(map(len, work)) > 1
 
 
 def test_causal_tiles_come_longest_first_within_a_section() -> None:
-    work = all_visits(make_problem(seqlen_q=1024, causal=True), Device((9, 0), 132, 2**30), False)
+    work = all_visits(make_problem(seqlen_q=1024, causal=True), Device((9, 0), 132, 2**30), "one_tile")
     rows = [cta[0][0] for cta in work]
     assert rows == sorted(rows, reverse=True)
     assert rows[0] == 7
 
 
 def test_full_tiles_of_a_head_are_neighbours() -> None:
-    work = all_visits(make_problem(seqlen_q=1024), Device((9, 0), 132, 2**30), False)
+    work = all_visits(make_problem(seqlen_q=1024), Device((9, 0), 132, 2**30), "one_tile")
     assert [cta[0][:2] for cta in work[:9]] == [(m, 0) for m in range(8)] + [(0, 1)]
 
 
@@ -248,7 +284,7 @@ def test_host_model_of_the_balance_is_that_of_the_scheduler(seed: int) -> None:
     device = Device((9, 0), int(rng.integers(1, 40)), int(2 ** rng.integers(16, 25)))
     problem = make_problem(heads_q=6, heads_kv=2, causal=True, **sizes)
     costs = tile_costs(problem, TRAITS["tile_m"], TRAITS["tile_n"])
-    times = [sum(costs[tile[0]] for tile in cta) for cta in all_visits(problem, device, True)]
+    times = [sum(costs[tile[0]] for tile in cta) for cta in all_visits(problem, device, "persistent")]
     section = params(plan(problem, device))["heads_per_section"]
     order = tile_order(costs, problem.batch * problem.heads_q, section)
     assert order.sum() == sum(times)

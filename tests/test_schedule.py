@@ -12,15 +12,17 @@ from cupyfa.schedule import balance, heads_per_section, tile_costs, tile_order
 from cupyfa.select import H200
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-TRAITS = {"tile_m": 128, "tile_n": 128, "persistent": 1}
+TRAITS = {"tile_m": 128, "tile_n": 128, "persistent": 1, "dynamic": 0}
+DYNAMIC = TRAITS | {"dynamic": 1}
 
-# (batch, seqlen, heads_q, heads_kv, head_dim): heads of a section. The first three are the benchmark's.
+# (batch, seqlen, heads_q, heads_kv, head_dim): heads of a section, if tiles are drawn and if they are dealt out. The
+# first three are the benchmark's.
 SECTIONS = {
-    (16, 1024, 16, 16, 128): 44,
-    (4, 4096, 16, 16, 128): 64,
-    (1, 16384, 16, 16, 128): 16,
-    (2, 8192, 64, 64, 128): 6,
-    (2, 8192, 64, 8, 128): 32,
+    (16, 1024, 16, 16, 128): (64, 66),
+    (4, 4096, 16, 16, 128): (32, 33),
+    (1, 16384, 16, 16, 128): (16, 16),
+    (2, 8192, 64, 64, 128): (32, 32),
+    (2, 8192, 64, 8, 128): (64, 64),
 }
 
 
@@ -40,11 +42,19 @@ def problem(batch: int, seqlen: int, heads_q: int, heads_kv: int, head_dim: int,
 @pytest.mark.parametrize("shape", SECTIONS, ids=str)
 def test_sections(shape: tuple[int, ...]) -> None:
     causal = problem(*shape)
-    section = heads_per_section(causal, TRAITS, H200)
-    assert section == SECTIONS[shape]
-    heads = shape[0] * shape[2]
+    drawn, dealt = heads_per_section(causal, DYNAMIC, H200), heads_per_section(causal, TRAITS, H200)
+    assert (drawn, dealt) == SECTIONS[shape]
     costs = tile_costs(causal, 128, 128)
-    assert balance(tile_order(costs, heads, section), H200.multiprocessors) >= 0.98
+    assert balance(tile_order(costs, shape[0] * shape[2], dealt), H200.multiprocessors) >= 0.97
+
+
+@pytest.mark.parametrize("heads", [1, 2, 33, 34, 50, 132, 1000, 1001])
+@pytest.mark.parametrize("seqlen", [128, 4096, 100_000])
+def test_sections_of_drawn_tiles_are_nearly_equal(heads: int, seqlen: int) -> None:
+    section = heads_per_section(problem(1, seqlen, heads, heads, 128), DYNAMIC, H200)
+    assert 1 <= section <= heads
+    sections = -(-heads // section)
+    assert sections * section - heads < sections
 
 
 def test_a_section_can_be_unlucky() -> None:
@@ -59,10 +69,13 @@ def test_sections_are_whole_groups_of_query_heads() -> None:
         assert section % (heads_q // heads_kv) == 0
 
 
-def test_without_a_mask_or_persistence_there_is_nothing_to_even_out() -> None:
+def test_without_a_mask_there_is_nothing_to_even_out() -> None:
     assert heads_per_section(problem(4, 4096, 16, 16, 128, causal=False), TRAITS, H200) == 1
-    fitting = heads_per_section(problem(4, 4096, 16, 16, 128), TRAITS | {"persistent": 0}, H200)
-    assert fitting * 2 * 4096 * 128 * 2 <= H200.l2_bytes // 2 < (fitting + 1) * 2 * 4096 * 128 * 2
+
+
+def test_one_cta_per_tile_is_not_modelled() -> None:
+    one_tile = heads_per_section(problem(4, 4096, 16, 16, 128), TRAITS | {"persistent": 0}, H200)
+    assert one_tile == heads_per_section(problem(4, 4096, 16, 16, 128), DYNAMIC, H200)
 
 
 def test_a_huge_problem_is_not_modelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_every_line_is_where_its_mark_says() -> None:
 
 def test_compiler_message_points_at_the_real_line() -> None:
     import_nvrtc()
-    text = "head_dim is padded to a multiple of 64"
+    text = "head_dim and head_dim_v are padded to multiples of 32"
     source = read(ENTRY)
     line = source.count("\n", 0, source.rindex("static_assert(", 0, source.index(text))) + 1
     with pytest.raises(

@@ -20,6 +20,7 @@ from cupyfa.spec import DType, FwdSpec, Scheduler
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16,
     head_dim=128,
+    head_dim_v=128,
     tile_m=128,
     tile_n=128,
     stages=2,
@@ -55,6 +56,10 @@ def test_each_field_is_part_of_the_key(name: str) -> None:
     assert str(changed) != str(SPEC)
 
 
+def test_short_form_names_another_head_dim_of_v() -> None:
+    assert " d128/64 " in str(dataclasses.replace(SPEC, head_dim_v=64))
+
+
 def test_equal_specs_have_equal_keys() -> None:
     twin = dataclasses.replace(SPEC)
     assert twin == SPEC
@@ -71,8 +76,8 @@ def test_key_holds_name_options_and_source() -> None:
 
 def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
-        "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .tile_m=128, .tile_n=128, .stages=2, "
-        ".q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .speculative=true, "
+        "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
+        ".stages=2, .q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .speculative=true, "
         ".pingpong=true, .scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"

@@ -22,8 +22,9 @@ def assert_within_two_ulp(out: np.ndarray, twin: np.ndarray) -> None:
     so many keys that each flip is a small part of an ulp. The last rounding turns a difference below 1.5 ulp into at
     most 2. (The twin against itself with errors of that size in its scores and exponentials: 1 ulp at most.)
 
-    Under a speculative softmax the largest P lies anywhere in its binade, once its reference is old. It can flip as
-    well then, by up to 2 u of itself; all else is as before.
+    Under a speculative softmax the largest P may be anything from 1 up, once its reference is old, and so it can flip
+    as well: by up to 2 u of itself, an output that it makes alone by less than 2 ulp. Divided by it, the other P are as
+    before, and a flip moves each by at most 2 u of itself.
     """
     assert out.dtype == twin.dtype
     have, want = out.astype(np.float64), twin.astype(np.float64)

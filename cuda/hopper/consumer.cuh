@@ -58,164 +58,212 @@ __device__ inline auto make_softmax(float scale_log2) {
   }
 }
 
-/// The walk over the key blocks of one tile, from the last one (the diagonal) to the first.
+/// A consumer warpgroup: how it walks the key blocks of its tiles. All that it keeps between steps is in registers.
 template <FwdSpec S>
-class Mainloop {
+class Consumer {
  public:
-  using Softmax = decltype(make_softmax<S>(0.f));
+  __device__ Consumer(const FwdParams& p, Storage<S>& storage)
+      : p_(p), place_(Place<S>::of_thread()), works_(storage.qo, storage.work_barriers, storage.tiles),
+        K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), turn_(place_.warpgroup) {}
 
-  __device__ Mainloop(Storage<S>& storage, const Place<S>& place)
-      : K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), turn_(place.warpgroup), place_(place) {}
-
-  /// Leaves the unnormalised output in O; `blocks` is not empty.
-  __device__ void run(float (&O)[S.head_dim / 2], Softmax& softmax, const Mask<S>& mask, BlockRange blocks,
-                      const Slot& q) {
-    const SharedAddress q_rows = place_.rows_of(q.data);
+  __device__ void run() {
     if constexpr (S.overlap) {
-      overlapped(O, softmax, mask, blocks, q_rows);
+      overlapped();
     } else {
-      without_overlap(O, softmax, mask, blocks, q_rows);
+      without_overlap();
     }
+    turn_.finish();
   }
-
-  /// After the last tile.
-  __device__ void finish() const { turn_.finish(); }
 
  private:
   using Scores = float[S.tile_n / 2];
   using Probabilities = u32[S.tile_n / 4];
-  using Output = float[S.head_dim / 2];
+  using Output = float[S.head_dim_v / 2];
+  using Softmax = decltype(make_softmax<S>(0.f));
 
-  __device__ void overlapped(Output& O, Softmax& softmax, const Mask<S>& mask, BlockRange blocks, SharedAddress q) {
+  __device__ void overlapped() {
     Scores scores;
+    Output O;
     // P of this block and of the next, in turn. Only a speculative softmax has the next one while this one is still
     // being multiplied; the other rounds it afterwards, into the same registers.
     Probabilities one, two;
 
+    Work work = works_.next();
+    int m = row_tile(work);  // every CTA has a tile
     Slot k = K_.wait();
-    issue_scores<S>(scores, q, k.data);
-    complete<0>(scores);  // proves S of the last block
-    release(k);
-    if (blocks.end > 1) k = K_.wait();  // of the first round below
-    if (blocks.end > blocks.full) mask.apply(scores, blocks.end - 1);
-    // Nothing was accumulated before: there is no O to scale.
-    if constexpr (S.speculative) {
-      softmax.correct(one, scores);
-    } else {
-      softmax.update(scores);
-      round_from<S>(one, scores);
-    }
-
-    const auto round = [&](int j, const Probabilities& P, Probabilities& next) {
-      turn_.wait();
-      issue_scores<S>(scores, q, k.data);  // S_j = Q K_j'
-      const Slot v = V_.wait();
-      issue_output<S>(O, P, v.data);  // O += P_{j+1} V_{j+1}
-      turn_.pass();
-      complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
+    issue_scores<S>(scores, rows_of(work), k.data);
+    complete<0>(scores);
+    while (true) {
+      // S of the tile's last block is complete. (Behind each of the waits above, where it is another branch, this release
+      // costs the loop its uniform registers: tests/test_compiler.py looks at them.)
       release(k);
-      // From here to the next wait everything runs under the O product.
-      if (j >= blocks.full) mask.apply(scores, j);
-      bool in_range = false;
-      RowPair shrink;
-      if constexpr (S.speculative) {
-        in_range = softmax.speculate(next, scores);
-        if (!in_range) shrink = softmax.correct(next, scores);
-      } else {
-        shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
-      }
-      // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
-      // instead of under it. This wait ends the block.
-      if (j > 0) k = K_.wait();
-      complete<0>(O);  // proves O, and that P V no longer reads P and V
-      release(v);
-      if (!in_range) scale_rows(O, shrink);
-      if constexpr (!S.speculative) round_from<S>(next, scores);
-    };
-    const auto last = [&](const Probabilities& P) {
-      const Slot v = V_.wait();
-      issue_output<S>(O, P, v.data);
-      complete<0>(O);  // proves the last O
-      release(v);
-    };
+      const BlockRange blocks = blocks_of(m);
+      const Mask<S> mask = mask_of(m);
+      auto softmax = make_softmax<S>(p_.scale_log2);
 
-    int j = blocks.end - 2;
-    if constexpr (S.speculative) {
-      // Two rounds, so that none copies P: a copy would have to wait for the product (ptxas: C7513).
-      for (; j >= 1; j -= 2) {
-        round(j, one, two);
-        round(j - 1, two, one);
+      int j = blocks.end - 1;
+      if (j > 0) k = K_.wait();  // of the first round below
+      if (j >= blocks.full) mask.apply(scores, j);
+      // Nothing was accumulated before: there is no O to scale.
+      if constexpr (S.speculative) {
+        softmax.correct(one, scores);
+      } else {
+        softmax.update(scores);
+        round_from<S>(one, scores);
       }
-      if (j == 0) {
-        round(0, one, two);
-        last(two);
-        return;
+      clear(O);
+
+      const auto round = [&](const Probabilities& P, Probabilities& P_next) {
+        --j;
+        turn_.wait();
+        issue_scores<S>(scores, rows_of(work), k.data);  // S_j = Q K_j'
+        const Slot v = V_.wait();
+        issue_output<S>(O, P, v.data);  // O += P_{j+1} V_{j+1}
+        turn_.pass();
+        complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
+        release(k);
+        // From here to the next wait everything runs under the O product.
+        if (j >= blocks.full) mask.apply(scores, j);
+        bool in_range = false;
+        RowPair shrink;
+        if constexpr (S.speculative) {
+          in_range = softmax.speculate(P_next, scores);
+          if (!in_range) shrink = softmax.correct(P_next, scores);
+        } else {
+          shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
+        }
+        // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
+        // instead of under it. This wait ends the block.
+        if (j > 0) k = K_.wait();
+        complete<0>(O);  // proves O, and that P V no longer reads P and V
+        release(v);
+        if (!in_range) scale_rows(O, shrink);
+        if constexpr (!S.speculative) round_from<S>(P_next, scores);
+      };
+
+      // The last product, and with it the first scores of the next tile. False: there is none.
+      const auto last = [&](const Probabilities& P) {
+        const Slot v = V_.wait();
+        if constexpr (S.q_stages > 1) {
+          const Work next = works_.next();
+          m = row_tile(next);
+          if (m >= 0) {
+            k = K_.wait();
+            issue_output<S>(O, P, v.data);
+            issue_scores<S>(scores, rows_of(next), k.data);
+            complete<1>(O);  // proves the last O, and that Q is no longer read; the next S is in flight
+            release(v);
+            finish(O, softmax, work);
+            complete<0>(scores);  // proves S of the last block
+            work = next;
+            return true;
+          }
+        }
+        issue_output<S>(O, P, v.data);
+        complete<0>(O);  // proves the last O
+        release(v);
+        finish(O, softmax, work);
+        if constexpr (S.q_stages > 1) return false;
+        work = works_.next();  // in the one slot, once O has left it
+        m = row_tile(work);
+        if (m < 0) return false;
+        k = K_.wait();
+        issue_scores<S>(scores, rows_of(work), k.data);
+        complete<0>(scores);  // proves S of the last block
+        return true;
+      };
+
+      if constexpr (S.speculative) {
+        // Two rounds, so that none copies P: a copy would have to wait for the product (ptxas: C7513).
+        while (j >= 2) {
+          round(one, two);
+          round(two, one);
+        }
+        if (j == 1) {
+          round(one, two);
+          if (last(two)) continue;
+          return;
+        }
+      } else {
+        while (j >= 1) round(one, one);
       }
-    } else {
-      for (; j >= 0; --j) round(j, one, one);
+      if (!last(one)) return;
     }
-    last(one);
   }
 
-  __device__ void without_overlap(Output& O, Softmax& softmax, const Mask<S>& mask, BlockRange blocks,
-                                  SharedAddress q) {
-    turn_.wait();
-    for (int j = blocks.end - 1; j >= 0; --j) {
-      Scores scores;
-      Probabilities P;
-      const Slot k = K_.wait();
-      issue_scores<S>(scores, q, k.data);
-      turn_.pass();
-      complete<0>(scores);  // proves S_j
-      release(k);
-      if (j >= blocks.full) mask.apply(scores, j);
-      scale_rows(O, softmax.update(scores));
-      round_from<S>(P, scores);
+  __device__ void without_overlap() {
+    while (true) {
+      const Work work = works_.next();
+      const int m = row_tile(work);
+      if (m < 0) return;
+      const BlockRange blocks = blocks_of(m);
+      const Mask<S> mask = mask_of(m);
+      auto softmax = make_softmax<S>(p_.scale_log2);
+      Output O;
+      clear(O);
       turn_.wait();
-      const Slot v = V_.wait();
-      issue_output<S>(O, P, v.data);
-      complete<0>(O);  // proves O
-      release(v);
+      for (int j = blocks.end - 1; j >= 0; --j) {
+        Scores scores;
+        Probabilities P;
+        const Slot k = K_.wait();
+        issue_scores<S>(scores, rows_of(work), k.data);
+        turn_.pass();
+        complete<0>(scores);  // proves S_j
+        release(k);
+        if (j >= blocks.full) mask.apply(scores, j);
+        scale_rows(O, softmax.update(scores));
+        round_from<S>(P, scores);
+        turn_.wait();
+        const Slot v = V_.wait();
+        issue_output<S>(O, P, v.data);
+        complete<0>(O);  // proves O
+        release(v);
+      }
+      turn_.pass();
+      finish(O, softmax, work);
     }
-    turn_.pass();
+  }
+
+  /// The tile's row in the grid of tiles, -1 where there is no tile. As a reduction it is in a uniform register, and three
+  /// warpgroups do not spill.
+  __device__ int row_tile(const Work& work) const {
+    return int(__reduce_or_sync(0xffffffff, u32(works_.tile(work).m)));
+  }
+
+  /// All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and one
+  /// above the diagonal may mask a whole block.
+  __device__ BlockRange blocks_of(int m) const {
+    const int row = m * S.tile_m, own = row + warpgroup_rows * place_.warpgroup;
+    return {BlockRange::of<S>(p_, own, own + warpgroup_rows).full, BlockRange::of<S>(p_, row, row + S.tile_m).end};
+  }
+
+  __device__ Mask<S> mask_of(int m) const { return {p_, m * S.tile_m + place_.row(), 2 * (place_.lane() % 4)}; }
+
+  __device__ SharedAddress rows_of(const Work& work) const { return place_.rows_of(works_.data(work)); }
+
+  __device__ static void clear(Output& O) {
+#pragma unroll
+    for (int i = 0; i < S.head_dim_v / 2; ++i) O[i] = 0.f;
+  }
+
+  __device__ void finish(const Output& O, const Softmax& softmax, const Work& work) const {
+    RowPair lse;
+    const RowPair inverse = softmax.finish(lse);
+    store_lse<S>(p_, works_.tile(work), place_, lse);
+    hand_over<S>(O, inverse, lse, place_, works_.data(work), works_.staged(work));
   }
 
   /// Each warp answers for itself: its wait covers its own part of the WGMMA that read the slot.
   __device__ void release(const Slot& slot) const {
-    if (place_.lane == 0) Storage<S>::KVConsumer::release(slot);
+    if (place_.lane() == 0) cupyfa::release(slot);
   }
 
-  typename Storage<S>::KVConsumer K_, V_;
-  Turn<S> turn_;
+  const FwdParams& p_;
   Place<S> place_;
+  typename Storage<S>::WorkConsumer works_;
+  typename Storage<S>::KConsumer K_;
+  typename Storage<S>::VConsumer V_;
+  Turn<S> turn_;
 };
-
-template <FwdSpec S>
-__device__ void consume(const FwdParams& p, Storage<S>& storage) {
-  const Place<S> place = Place<S>::of_thread();
-  typename Storage<S>::QConsumer Q(storage.q, storage.q_barriers);
-  Mainloop<S> mainloop(storage, place);
-
-  for (TileScheduler<S> tiles(p); tiles.valid(); tiles.next()) {
-    const Tile tile = tiles.tile();
-    const int row = tile.m * S.tile_m;
-    const int first = row + warpgroup_rows * place.warpgroup;
-    // All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and
-    // one above the diagonal may mask a whole block.
-    const BlockRange blocks = {BlockRange::of<S>(p, first, first + warpgroup_rows).full,
-                               BlockRange::of<S>(p, row, row + S.tile_m).end};
-    const Mask<S> mask(p, row + place.row, 2 * (place.lane % 4));
-    auto softmax = make_softmax<S>(p.scale_log2);
-    float O[S.head_dim / 2] = {};
-
-    const Slot q = Q.wait();
-    if (blocks.end > 0) mainloop.run(O, softmax, mask, blocks, q);
-    RowPair lse;
-    const RowPair inverse = softmax.finish(lse);
-    store_lse<S>(p, tile, place, lse);
-    store_output<S>(p, O, inverse, tile, place, q);
-  }
-  mainloop.finish();
-}
 
 }  // namespace cupyfa::hopper

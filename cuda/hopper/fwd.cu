@@ -2,22 +2,27 @@
 //
 // Schedule of a CTA, for two consumer warpgroups with overlap and pingpong; j runs from the last key block to the first:
 //
-//   producer, 1 thread   K[n] Q K[n-1] V[n] K[n-2] V[n-1] ...                                  next tile: K[n] Q ...
-//   consumer 0           S[n] softmax[n] | issue, pass | softmax[n-1]            | rescale O, P[n-1] | issue, pass | ...
-//     its WGMMA                          | S[n-1] |  O += P[n] V[n]              |                   | S[n-2] | ...
-//   consumer 1           S[n] softmax[n] | waits for its turn | issue, pass | softmax[n-1]                     | ...
-//     its WGMMA                                               | S[n-1] |  O += P[n] V[n]                       | ...
+//   producer, 1 thread   K[n] Q K[n-1] V[n] K[n-2] V[n-1] ... K[0] V[1] K'[n] Q' V[0] K'[n-1] V'[n] ...
+//   consumer 0           S[n] softmax[n] | issue, pass | softmax[n-1]            | P[n-1] | issue, pass | ...
+//     its WGMMA                          | S[n-1] |  O += P[n] V[n]              |        | S[n-2] | ...
+//   consumer 1           S[n] softmax[n] | waits for its turn | issue, pass | softmax[n-1]            | ...
+//     its WGMMA                                               | S[n-1] |  O += P[n] V[n]              | ...
+//   storer, 1 thread     waits for O, stores it
+//
+// K' and so on are of the next tile.
 //
 // Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. A speculative
 // softmax has no maximum to wait for: P[n-1] is there before O += P[n] V[n] is complete, and O is rescaled only in the
-// rare rounds in which a row has left the range of its reference. After the last block O is normalised and stored by
-// TMA, while the producer already loads the next tile.
+// rare rounds in which a row has left the range of its reference. At the end of a tile, O += P[0] V[0] is issued together
+// with the first scores of the next tile; under these, O is normalised and handed to the storer.
 //
-// Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storage.cuh and ring.cuh (how they meet),
-// softmax.cuh, speculative_softmax.cuh and mask.cuh (the arithmetic), epilogue.cuh.
+// Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storer.cuh, storage.cuh, work.cuh and ring.cuh (how
+// they meet), tile_scheduler.cuh (which tiles), softmax.cuh, speculative_softmax.cuh and mask.cuh (the arithmetic),
+// epilogue.cuh.
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/storage.cuh"
+#include "hopper/storer.cuh"
 #include "params.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -27,8 +32,8 @@ namespace cupyfa::hopper {
 
 template <FwdSpec S>
 constexpr bool is_valid() {
-  static_assert(S.head_dim % panel_cols == 0 && S.head_dim <= 256,
-                "head_dim is padded to a multiple of 64, at most 256");
+  static_assert(S.head_dim % 32 == 0 && S.head_dim <= 256 && S.head_dim_v % 32 == 0 && S.head_dim_v <= 256,
+                "head_dim and head_dim_v are padded to multiples of 32, at most 256");
   static_assert(S.tile_m == 64 || S.tile_m == 128 || S.tile_m == 192, "one to three consumer warpgroups of 64 rows");
   static_assert(S.tile_n % 16 == 0, "P V takes 16 keys per instruction (and ptx/wgmma.cuh lists the shapes)");
   static_assert(S.stages >= 1 && S.q_stages >= 1, "a ring needs a slot");
@@ -49,9 +54,9 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
 
   if (threadIdx.x == 0) {
     if (shared_address(&storage) % swizzle_atom_bytes != 0) __trap();  // the swizzle works on absolute addresses
-    initialise(storage.q_barriers, q_releases<S>);
-    initialise(storage.k_barriers, kv_releases<S>);
-    initialise(storage.v_barriers, kv_releases<S>);
+    initialise(storage.work_barriers, storage.tiles, consumer_warps<S>);
+    initialise(storage.k_barriers, consumer_warps<S>);
+    initialise(storage.v_barriers, consumer_warps<S>);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();  // proves that the barriers are initialised
@@ -59,9 +64,10 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
   if (threadIdx.x < warpgroup_threads) {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();
     if (threadIdx.x == 0) produce<S>(p, storage);
+    if (threadIdx.x == 32) store<S>(p, storage);
   } else {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_inc<S.consumer_registers()>();
-    consume<S>(p, storage);
+    Consumer<S>(p, storage).run();
   }
 }
 
@@ -73,8 +79,8 @@ __constant__ KernelTraits forward_traits = {
     .tile_m = S.tile_m,
     .tile_n = S.tile_n,
     .box_cols = panel_cols,
-    .box_rows_o = warpgroup_rows,
-    .persistent = S.scheduler == Scheduler::persistent,
+    .persistent = S.scheduler != Scheduler::one_tile,
+    .dynamic = S.scheduler == Scheduler::dynamic,
     .producer_registers = S.setmaxnreg ? S.producer_registers() : 0,
     .consumer_registers = S.setmaxnreg ? S.consumer_registers() : 0,
 };

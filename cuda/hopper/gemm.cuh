@@ -1,6 +1,7 @@
 // The two matrix products of a warpgroup, issued to the tensor cores and left in flight.
 #pragma once
 #include "hopper/storage.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace cupyfa::hopper {
@@ -9,6 +10,7 @@ namespace cupyfa::hopper {
 template <FwdSpec S>
 __device__ inline void issue_scores(float (&scores)[S.tile_n / 2], SharedAddress q, SharedAddress k) {
   constexpr int sign = S.negate_scores ? -1 : 1;
+  q = ptx::opaque(q);  // the compiler would see that Q stays where it is, and keep a descriptor a step in registers
   const Descriptor Q = k_major(q), K = k_major(k);
   ptx::wgmma_fence();  // earlier reads of `scores` come before these writes
 #pragma unroll
@@ -24,12 +26,12 @@ __device__ inline void issue_scores(float (&scores)[S.tile_n / 2], SharedAddress
 /// Starts O += P V. The accumulator layout of S is the operand layout of P (layouts of "wgmma.mma_async.m64nNk16"), so P
 /// never leaves the registers.
 template <FwdSpec S>
-__device__ inline void issue_output(float (&O)[S.head_dim / 2], const u32 (&P)[S.tile_n / 4], SharedAddress v) {
+__device__ inline void issue_output(float (&O)[S.head_dim_v / 2], const u32 (&P)[S.tile_n / 4], SharedAddress v) {
   const Descriptor V = mn_major(v, S.tile_n);
   ptx::wgmma_fence();  // earlier writes of O and P come before these reads
 #pragma unroll
   for (int step = 0; step < S.tile_n / 16; ++step) {
-    ptx::wgmma_m64k16<S.head_dim>::template rs<S.dtype, 1, 1>(O, &P[4 * step], V.at(step * 16 * panel_row_bytes), 1);
+    ptx::wgmma_m64k16<S.head_dim_v>::template rs<S.dtype, 1, 1>(O, &P[4 * step], V.at(step * 16 * panel_row_bytes), 1);
   }
   ptx::wgmma_commit_group();
 }

@@ -10,37 +10,79 @@ namespace cupyfa::hopper {
 
 /// Copies `rows` rows of a tensor into a slot, one panel of 64 columns at a time. Rows and columns outside the tensor
 /// arrive as zeros.
-template <FwdSpec S, int rows>
+template <int columns, int rows>
 __device__ inline void load(const TensorMap& map, const Slot& slot, int row, int head, int batch) {
 #pragma unroll
-  for (int panel = 0; panel < S.panels(); ++panel) {
+  for (int panel = 0; panel < panels(columns); ++panel) {
     ptx::cp_async_bulk_tensor_4d_load(slot.data + panel * panel_bytes(rows), map, panel * panel_cols, row, head, batch,
                                       slot.full);
   }
 }
 
-/// The order of loads is the order of use: K runs one block ahead of V, and Q comes behind the first K, because its slot
-/// may still hold the O of an earlier tile.
+/// Where the keys and values of a tile lie.
+struct Keys {
+  int last;  // block
+  int head, batch;
+
+  template <FwdSpec S>
+  __device__ static Keys of(const FwdParams& p, const Tile& tile) {
+    const int row = tile.m * S.tile_m;
+    return {BlockRange::of<S>(p, row, row + S.tile_m).end - 1, tile.head_kv, tile.batch};
+  }
+};
+
+/// The order of loads is the order in which slots become free, and the order of use: K runs one block ahead of V, into the
+/// next tile as well, and with it the next Q. A single Q slot is free only after the last V of its tile.
 template <FwdSpec S>
 __device__ void produce(const FwdParams& p, Storage<S>& storage) {
-  typename Storage<S>::QProducer Q(storage.q, storage.q_barriers);
-  typename Storage<S>::KVProducer K(storage.k, storage.k_barriers);
-  typename Storage<S>::KVProducer V(storage.v, storage.v_barriers);
+  typename Storage<S>::WorkProducer works(storage.qo, storage.work_barriers, storage.tiles);
+  typename Storage<S>::KProducer K(storage.k, storage.k_barriers);
+  typename Storage<S>::VProducer V(storage.v, storage.v_barriers);
   ptx::prefetch_tensormap(p.q);
   ptx::prefetch_tensormap(p.k);
   ptx::prefetch_tensormap(p.v);
 
-  for (TileScheduler<S> tiles(p); tiles.valid(); tiles.next()) {
-    const Tile tile = tiles.tile();
-    const int row = tile.m * S.tile_m;
-    const int last = BlockRange::of<S>(p, row, row + S.tile_m).end - 1;
-
-    if (last >= 0) load<S, S.tile_n>(p.k, K.acquire(), last * S.tile_n, tile.head_kv, tile.batch);
-    load<S, S.tile_m>(p.q, Q.acquire(), row, tile.head, tile.batch);
-    for (int j = last; j >= 0; --j) {
-      if (j > 0) load<S, S.tile_n>(p.k, K.acquire(), (j - 1) * S.tile_n, tile.head_kv, tile.batch);
-      load<S, S.tile_n>(p.v, V.acquire(), j * S.tile_n, tile.head_kv, tile.batch);
+  const auto load_k = [&](const Keys& keys, int block) {
+    load<S.head_dim, S.tile_n>(p.k, K.acquire(), block * S.tile_n, keys.head, keys.batch);
+  };
+  const auto load_v = [&](const Keys& keys, int block) {
+    load<S.head_dim_v, S.tile_n>(p.v, V.acquire(), block * S.tile_n, keys.head, keys.batch);
+  };
+  const auto post = [&](const Tile& tile) {
+    load<S.head_dim, S.tile_m>(p.q, works.post(tile, Storage<S>::q_bytes), tile.m * S.tile_m, tile.head, tile.batch);
+  };
+  const auto post_or_close = [&](const Tile& tile) {
+    if (tile.valid()) {
+      post(tile);
+    } else {
+      works.close();
     }
+  };
+
+  TileScheduler<S> tiles(p);
+  Tile tile = tiles.tile();
+  Keys keys = Keys::of<S>(p, tile);
+  load_k(keys, keys.last);
+  post(tile);  // every CTA has one
+  while (tile.valid()) {
+    const Keys these = keys;
+    for (int j = these.last; j > 1; --j) {
+      load_k(these, j - 1);
+      load_v(these, j);
+    }
+    tiles.advance();  // here a draw is back before the next slot is free, and it binds the CTA no earlier than it must
+    if (these.last > 0) {
+      load_k(these, 0);
+      load_v(these, 1);
+    }
+    tile = tiles.tile();
+    if (tile.valid()) {
+      keys = Keys::of<S>(p, tile);
+      load_k(keys, keys.last);
+    }
+    if constexpr (S.q_stages > 1) post_or_close(tile);
+    load_v(these, 0);
+    if constexpr (S.q_stages == 1) post_or_close(tile);
   }
   // No tail: consumers wait for every tile that was asked for, so nothing is in flight when they exit.
 }

@@ -1,5 +1,6 @@
 // The shared memory of the forward kernel: where its roles meet.
 #pragma once
+#include "hopper/work.cuh"
 #include "layout.cuh"
 #include "ring.cuh"
 #include "spec.cuh"
@@ -11,28 +12,31 @@ enum NamedBarrier : int { turn_barrier = 1, epilogue_barrier = turn_barrier + 3 
 
 template <FwdSpec S>
 struct Storage {
-  static constexpr int q_bytes = S.panels() * panel_bytes(S.tile_m);
-  static constexpr int kv_bytes = S.panels() * panel_bytes(S.tile_n);
+  static constexpr int q_bytes = panels(S.head_dim) * panel_bytes(S.tile_m);
+  static constexpr int o_bytes = panels(S.head_dim_v) * panel_bytes(S.tile_m);
+  static constexpr int qo_bytes = q_bytes > o_bytes ? q_bytes : o_bytes;
+  static constexpr int k_bytes = panels(S.head_dim) * panel_bytes(S.tile_n);
+  static constexpr int v_bytes = panels(S.head_dim_v) * panel_bytes(S.tile_n);
 
-  alignas(swizzle_atom_bytes) unsigned char q[S.q_stages][q_bytes];  // O leaves through the slot of its Q
-  alignas(swizzle_atom_bytes) unsigned char k[S.stages][kv_bytes];
-  alignas(swizzle_atom_bytes) unsigned char v[S.stages][kv_bytes];
-  RingBarriers<S.q_stages> q_barriers;
+  alignas(swizzle_atom_bytes) unsigned char qo[S.q_stages][qo_bytes];  // O leaves through the slot of its Q
+  alignas(swizzle_atom_bytes) unsigned char k[S.stages][k_bytes];
+  alignas(swizzle_atom_bytes) unsigned char v[S.stages][v_bytes];
+  Tile tiles[S.q_stages];
+  WorkBarriers<S.q_stages> work_barriers;
   RingBarriers<S.stages> k_barriers;
   RingBarriers<S.stages> v_barriers;
 
-  using QProducer = RingProducer<S.q_stages, q_bytes>;
-  using QConsumer = RingConsumer<S.q_stages, q_bytes>;
-  using KVProducer = RingProducer<S.stages, kv_bytes>;
-  using KVConsumer = RingConsumer<S.stages, kv_bytes>;
+  using WorkProducer = hopper::WorkProducer<S.q_stages, qo_bytes>;
+  using WorkConsumer = hopper::WorkConsumer<S.q_stages, qo_bytes>;
+  using KProducer = RingProducer<S.stages, k_bytes>;
+  using KConsumer = RingConsumer<S.stages, k_bytes>;
+  using VProducer = RingProducer<S.stages, v_bytes>;
+  using VConsumer = RingConsumer<S.stages, v_bytes>;
 };
 
-/// Consumer warps that release a K or V slot: each says that its part of the covered WGMMA is complete.
+/// Each consumer warp answers for itself: its part of the products that read a K or V slot is complete, its rows of O
+/// are staged.
 template <FwdSpec S>
-constexpr u32 kv_releases = 4 * S.consumers();
-
-/// Consumer warpgroups that release a Q slot: each says that its O has left the slot.
-template <FwdSpec S>
-constexpr u32 q_releases = S.consumers();
+constexpr u32 consumer_warps = 4 * S.consumers();
 
 }  // namespace cupyfa::hopper

@@ -12,6 +12,13 @@ __device__ inline float ex2_approx_ftz(float x) {
   return y;
 }
 
+/// 1/x with an error of at most one ulp; rcp(0) = inf.
+__device__ inline float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// log2(x); lg2(0) = -inf.
 __device__ inline float lg2_approx_ftz(float x) {
   float y;

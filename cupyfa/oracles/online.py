@@ -1,7 +1,7 @@
 """The tiled online recurrence: twin of the kernel's consumer loop, and the library's CPU backend.
 
 `OnlineSoftmax` is ``cuda/softmax.cuh``, `SpeculativeSoftmax` is ``cuda/speculative_softmax.cuh``; the loop around them
-is ``Mainloop`` and ``consume`` of ``cuda/hopper/consumer.cuh``. Names, order of steps, decisions and rounding points
+is ``Consumer`` of ``cuda/hopper/consumer.cuh``. Names, order of steps, decisions and rounding points
 are the kernel's. A query tile visits its key blocks from the last to the first, keeps the running ``maximum`` and
 ``sum`` of each row and an unnormalised output ``O``, and shrinks ``O`` and ``sum`` whenever the maximum grows (arXiv
 2407.08608, algorithm 1; specification 0x01, 0x03 and 0x05), or only when it has grown far (0x09). Asynchrony changes
@@ -10,13 +10,14 @@ when the kernel does each step, never what it computes.
 What still differs:
 
 * The order of additions. BLAS adds the products of a score or an output in its own order and rounds to nearest; the
-  tensor core adds several at a time and truncates. Row sums are pairwise here; the kernel has eight chains to a row,
-  and may contract the first product and sum of each into an fma.
+  tensor core adds several at a time and truncates. A row has one running sum here, the kernel eight, one for each sum
+  of a block that decides in `SpeculativeSoftmax`. It adds the blocks that an `OnlineSoftmax` or a correction takes in
+  to them term by term, and may contract the first product and sum of each into an fma.
 * exp2 and log2 are good to about an ulp of float32 here; the GPU approximates them to about 2**-22. It also flushes
   subnormal numbers to 0.
 * The fma of a score is rounded to float64 and then to float32: half an ulp off in about one of 2**29 cases.
-* An unseen key adds nothing to the output here, whatever its value is; the GPU adds ``0 * value``, which is NaN where
-  the value is NaN or infinite.
+* An unseen key adds nothing to the output here, whatever its value is; to rows that see another key the GPU adds
+  ``0 * value``, which is NaN where the value is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ Float32Array = npt.NDArray[np.float32]
 _STEP_BUDGET = 2**18
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _LN2 = np.float32(math.log(2))
-_WARP_ROWS = 16  # of a warpgroup's 64: they decide together
+# The accumulator layout of WGMMA: a warp has 16 of a warpgroup's 64 rows. Four threads share a row, and each of them
+# has two neighbouring columns of every eight.
+_WARP_ROWS = 16
+_SUMS = 8
 
 
 def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
@@ -66,7 +70,46 @@ def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
     return x.astype(dtype).astype(np.float32)
 
 
-class OnlineSoftmax:
+class _Softmax:
+    """What the two kinds share: rows with a sum, against a reference."""
+
+    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32) -> None:
+        if not 0 < scale_log2 < math.inf:
+            raise ContractViolation(f"softmax: scale_log2 is {scale_log2}; it must be positive and finite")
+        self.scale_log2 = np.float32(scale_log2)
+        self.sum: Float32Array = np.zeros((*shape, 1), dtype=np.float32)
+
+    def scaled(self, maximum: Float32Array) -> Float32Array:
+        """Return ``maximum * scale_log2``, rounded: the same maximum always gives the same reference.
+
+        A maximum that stays then shrinks by exactly 1. An fma in the exponent of `shrink` would leave the rounding
+        error of this product there, and the sum would drift by 2**-24 in each block.
+        """
+        return maximum * self.scale_log2
+
+    def _check(self, scores: Float32Array) -> None:
+        """Refuse a block that is not made of this softmax' rows."""
+        if scores.shape[:-1] != self.sum.shape[:-1] or not scores.shape[-1]:
+            wanted = (*self.sum.shape[:-1], "keys")
+            raise ContractViolation(f"softmax: scores have shape {scores.shape}; they must be {wanted}")
+
+    def _exponentials(self, scores: Float32Array, reference: Float32Array) -> Float32Array:
+        """Return ``exp2(fma(score, scale_log2, -reference))``: float64 holds the product exactly."""
+        exponents = scores.astype(np.float64)
+        exponents *= np.float64(self.scale_log2)
+        exponents -= reference
+        result = exponents.astype(np.float32)
+        np.exp2(result, out=result)
+        return result
+
+    def _finish(self, reference: Float32Array, empty: npt.NDArray[np.bool_]) -> tuple[Float32Array, Float32Array]:
+        """Return the factor that normalises O, and the lse."""
+        inverse: Float32Array = np.where(empty, np.float32(0), np.float32(1) / np.where(empty, np.float32(1), self.sum))
+        lse = (reference + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
+        return inverse, lse[..., 0]
+
+
+class OnlineSoftmax(_Softmax):
     """The softmax of score rows that arrive block by block, in base 2 (0x01).
 
     Attributes
@@ -98,19 +141,8 @@ class OnlineSoftmax:
     """
 
     def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32) -> None:
-        if not 0 < scale_log2 < math.inf:
-            raise ContractViolation(f"softmax: scale_log2 is {scale_log2}; it must be positive and finite")
-        self.scale_log2 = np.float32(scale_log2)
+        super().__init__(shape, scale_log2)
         self.maximum: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
-        self.sum: Float32Array = np.zeros((*shape, 1), dtype=np.float32)
-
-    def scaled(self, maximum: Float32Array) -> Float32Array:
-        """Return ``maximum * scale_log2``, rounded: the same maximum always gives the same reference.
-
-        A maximum that stays then shrinks by exactly 1. An fma in the exponent of `shrink` would leave the rounding
-        error of this product there, and the sum would drift by 2**-24 in each block.
-        """
-        return maximum * self.scale_log2
 
     def update(self, scores: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Take in one block of scores.
@@ -139,21 +171,6 @@ class OnlineSoftmax:
         self.sum = self.sum * shrink + scores.sum(axis=-1, keepdims=True)
         return scores, shrink
 
-    def _check(self, scores: Float32Array) -> None:
-        """Refuse a block that is not made of this softmax' rows."""
-        if scores.shape[:-1] != self.sum.shape[:-1] or not scores.shape[-1]:
-            wanted = (*self.sum.shape[:-1], "keys")
-            raise ContractViolation(f"softmax: scores have shape {scores.shape}; they must be {wanted}")
-
-    def _exponentials(self, scores: Float32Array, reference: Float32Array) -> Float32Array:
-        """Return ``exp2(fma(score, scale_log2, -reference))``: float64 holds the product exactly."""
-        exponents = scores.astype(np.float64)
-        exponents *= np.float64(self.scale_log2)
-        exponents -= reference
-        result = exponents.astype(np.float32)
-        np.exp2(result, out=result)
-        return result
-
     def finish(self) -> tuple[Float32Array, Float32Array]:
         """Close the rows.
 
@@ -165,35 +182,37 @@ class OnlineSoftmax:
             float32, ``(..., rows)``, natural logarithm; -inf for a row without keys.
         """
         # Told by the maximum: a sum that has vanished otherwise must not pass for "no key".
-        empty = np.isneginf(self.maximum)
-        inverse: Float32Array = np.where(empty, np.float32(0), np.float32(1) / np.where(empty, np.float32(1), self.sum))
-        lse = (self.scaled(self.maximum) + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
-        return inverse, lse[..., 0]
+        return self._finish(self.scaled(self.maximum), np.isneginf(self.maximum))
 
 
-class SpeculativeSoftmax(OnlineSoftmax):
+class SpeculativeSoftmax(_Softmax):
     """The softmax against a retained maximum, with the kernel's decisions (0x09).
 
-    A block's probabilities are relative to an old maximum, which has ``2**-offset``. If all those of a warp's 16 rows
-    round to less than 2, the block is done; otherwise the 16 rows take their new maxima, and the block is computed
-    again. It is `cupyfa.oracles.retained.RetainedSoftmax` with ``omega = -offset`` and ``tau = offset + 1``, except
-    that what is compared is P as rounded.
+    A block's probabilities are taken relative to an old maximum, and summed: a row has eight sums in each block, of the
+    columns that are congruent modulo 8. If those of a warp's 16 rows are all below `limit`, the block is done. If not,
+    the 16 rows take their new maxima, and the block is computed again.
+
+    It is `cupyfa.oracles.retained.RetainedSoftmax` with ``omega = 0`` and another condition (arXiv 2603.05451, section
+    3.1.4, compares the maximum instead). A key is kept in the old frame for certain while it lies less than
+    ``log2(limit / n)`` above the reference, where n is the number of columns in a sum, and never from ``log2(limit)``
+    on: 56 to 60 for bfloat16 and 11 to 15 for float16 in blocks of 128.
 
     Attributes
     ----------
-    maximum : numpy.ndarray
-        As in `OnlineSoftmax`, but of the scores at hand when the reference was taken: the true one may be larger.
+    reference : numpy.ndarray
+        float32, ``(..., rows, 1)``: the scaled maximum of the scores at hand when it was taken; the true one may be
+        larger. -inf before the first key: no block is in range then.
     sum : numpy.ndarray
         float32, ``(..., rows, 1)``: the sum of ``exp2(scale_log2 * score - reference)`` so far, of unrounded terms.
-    reference : numpy.ndarray
-        float32, ``(..., rows, 1)``: scaled maximum plus offset; -inf before the first key.
+    limit : numpy.float32
+        A block is in range if its sums are below it.
     corrections : int
-        How many times a warp that had seen a key left its range.
+        How many times a warp has taken new maxima. Each does so in its first block.
 
     Parameters
     ----------
     shape : tuple of int
-        ``(..., rows)``.
+        ``(..., rows)``. Row 0 is the first of a warp.
     scale_log2 : float
         As in `OnlineSoftmax`.
     dtype : data-type
@@ -202,80 +221,88 @@ class SpeculativeSoftmax(OnlineSoftmax):
     Examples
     --------
     >>> softmax = SpeculativeSoftmax((1,), 1.0, np.float16)
-    >>> P, shrink = softmax.update(np.float32([[0.0]]))
-    >>> float(P[0, 0]) == 2.0**-7
-    True
-    >>> P, shrink = softmax.update(np.float32([[7.5]]))  # in range: 2**(7.5 - 7) < 2
-    >>> float(shrink[0, 0]), softmax.corrections
-    (1.0, 0)
-    >>> P, shrink = softmax.update(np.float32([[8.0]]))
-    >>> float(shrink[0, 0]) == 2.0**-8, softmax.corrections
-    (True, 1)
+    >>> P, shrink = softmax.update(np.float32([[0.0, -1.0]]))
+    >>> P, softmax.corrections
+    (array([[1. , 0.5]], dtype=float32), 1)
+    >>> P, shrink = softmax.update(np.float32([[14.0, 14.0]]))  # in range: these columns belong to two sums
+    >>> P, float(shrink[0, 0]), softmax.corrections
+    (array([[16384., 16384.]], dtype=float32), 1.0, 1)
+    >>> P, shrink = softmax.update(np.float32([[15.0, 14.0]]))
+    >>> P, float(shrink[0, 0]) == 2.0**-15, softmax.corrections
+    (array([[1. , 0.5]], dtype=float32), True, 2)
     """
 
-    OFFSETS: Final = {"bfloat16": 60, "float16": 7}
+    LIMITS: Final = {"bfloat16": 2.0**60, "float16": 2.0**15}
 
     def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32, dtype: npt.DTypeLike) -> None:
         super().__init__(shape, scale_log2)
-        self.dtype = np.dtype(dtype)
-        if self.dtype.name not in self.OFFSETS:
-            raise ContractViolation(f"softmax: dtype is {self.dtype}; it must be one of {', '.join(self.OFFSETS)}")
-        self.offset = np.float32(self.OFFSETS[self.dtype.name])
+        name = np.dtype(dtype).name
+        if name not in self.LIMITS:
+            raise ContractViolation(f"softmax: dtype is {name}; it must be one of {', '.join(self.LIMITS)}")
+        self.limit = np.float32(self.LIMITS[name])
         self.reference: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
         self.corrections = 0
 
     def update(self, scores: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Take in one block of scores; as `OnlineSoftmax.update`.
+        """Take in one block of scores.
 
         Parameters
         ----------
         scores : numpy.ndarray
-            float32, ``(..., rows, keys)``: raw, -inf where masked. Row 0 is the first of a warp.
+            float32, ``(..., rows, keys)``: raw, -inf where masked. Column 0 is the first of a block.
 
         Returns
         -------
-        scores, shrink : numpy.ndarray
-            Probabilities, and the factor for what was accumulated before: 1 in rows that were in range.
+        scores : numpy.ndarray
+            float32, a new array: ``exp2(scale_log2 * score - reference)`` with the reference after this block, not
+            rounded yet.
+        shrink : numpy.ndarray
+            float32, ``(..., rows, 1)``: the factor that brings what was accumulated before into the frame of this
+            reference: 1 in rows that were in range.
         """
         self._check(scores)
-        starts = np.arange(0, scores.shape[-2], _WARP_ROWS)
-
-        def vote(of_rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-            return np.logical_or.reduceat(of_rows, starts, axis=-2)
-
+        rows = scores.shape[-2]
         with np.errstate(over="ignore", invalid="ignore"):  # out of range, or no reference yet: corrected below
             probabilities = self._exponentials(scores, self.reference)
-            beyond = ~np.all(round_to(probabilities, self.dtype) < 2, axis=-1, keepdims=True)  # so does a NaN
-        corrected = vote(beyond)
+            sums = _block_sums(probabilities)
+        in_range = np.all(sums < self.limit, axis=-1, keepdims=True)  # a NaN is not
+        out_of_range = ~np.logical_and.reduceat(in_range, np.arange(0, rows, _WARP_ROWS), axis=-2)  # of each warp
         shrink = np.ones_like(self.sum)
-        if corrected.any():
-            self.corrections += int(np.count_nonzero(corrected & vote(self.sum != 0)))
-            moves = np.repeat(corrected, _WARP_ROWS, axis=-2)[..., : scores.shape[-2], :]
-            maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
-            empty = np.isneginf(maximum)
-            reference = np.where(empty, np.float32(0), self.scaled(maximum) + self.offset)
+        if out_of_range.any():
+            self.corrections += int(np.count_nonzero(out_of_range))
+            moves = np.repeat(out_of_range, _WARP_ROWS, axis=-2)[..., :rows, :]
+            # As in OnlineSoftmax, but scaled maxima are compared.
+            maximum = np.fmax(self.reference, self.scaled(np.fmax.reduce(scores, axis=-1, keepdims=True)))
+            reference = np.where(np.isneginf(maximum), np.float32(0), maximum)
             shrink = np.where(moves, np.exp2(self.reference - reference), shrink)
+            self.reference = np.where(moves, maximum, self.reference)
             probabilities = np.where(moves, self._exponentials(scores, reference), probabilities)
-            self.maximum = np.where(moves, maximum, self.maximum)
-            self.reference = np.where(moves, np.where(empty, np.float32(-np.inf), reference), self.reference)
-        self.sum = self.sum * shrink + probabilities.sum(axis=-1, keepdims=True)
+            sums = _block_sums(probabilities)
+        self.sum = self.sum * shrink + sums.sum(axis=-1, keepdims=True)
         return probabilities, shrink
 
     def finish(self) -> tuple[Float32Array, Float32Array]:
-        """Close the rows; as `OnlineSoftmax.finish`.
+        """Close the rows.
 
         Returns
         -------
         inverse, lse : numpy.ndarray
-            The sum is scaled by ``2**offset``, which is exact, before its logarithm is taken.
+            As of `OnlineSoftmax.finish`.
         """
-        inverse, _ = super().finish()
-        lse = (self.reference - self.offset + np.log2(self.sum * np.exp2(self.offset))) * _LN2
-        return inverse, lse[..., 0]
+        return self._finish(self.reference, np.isneginf(self.reference))
+
+
+def _block_sums(probabilities: Float32Array) -> Float32Array:
+    """Return a block's sums, each of one thread and column parity: float32, ``(..., rows, 8)``, in order of columns."""
+    sums = np.zeros((*probabilities.shape[:-1], _SUMS), dtype=np.float32)
+    for begin in range(0, probabilities.shape[-1], _SUMS):
+        columns = probabilities[..., begin : begin + _SUMS]
+        sums[..., : columns.shape[-1]] += columns
+    return sums
 
 
 def _mainloop(
-    softmax: OnlineSoftmax,
+    softmax: OnlineSoftmax | SpeculativeSoftmax,
     Q: Float32Array,
     K: list[Float32Array],
     V: list[Float32Array],
@@ -320,6 +347,7 @@ def _consume(
         rows = slice(row, min(row + tile_m, seqlen_q))
         mask = TileMask(rows.start, rows.stop, seqlen_q, seqlen_k, tile_n, causal)
         shape = (heads, rows.stop - rows.start)
+        softmax: OnlineSoftmax | SpeculativeSoftmax
         softmax = SpeculativeSoftmax(shape, scale_log2, dtype) if speculative else OnlineSoftmax(shape, scale_log2)
         O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, mask, dtype)
         inverse, lse[:, rows] = softmax.finish()

@@ -61,6 +61,8 @@ class Case:
         Order of the axes in memory.
     amplitude : float
         Standard deviation of q and k; v always has 1.
+    head_dim_v : int or None
+        head_dim of v and out; None is that of q and k.
     options : dict
         The keyword arguments that the oracles take: softmax_scale and causal.
     np_dtype : numpy.dtype
@@ -81,13 +83,15 @@ class Case:
     softmax_scale: float | None = None
     layout: str = "BSHD"
     amplitude: float = 1.0
+    head_dim_v: int | None = None
 
     @property
     def id(self) -> str:
         """The readable name."""
         parts = [
             f"{self.group}-b{self.batch}-q{self.seqlen_q}-k{self.seqlen_k}-h{self.heads_q}x{self.heads_kv}",
-            f"d{self.head_dim}-{'bf16' if self.dtype == 'bfloat16' else 'fp16'}",
+            f"d{self.head_dim}" + ("" if self.head_dim_v is None else f"x{self.head_dim_v}"),
+            "bf16" if self.dtype == "bfloat16" else "fp16",
             "causal" if self.causal else "",
             "" if self.softmax_scale is None else f"scale{self.softmax_scale:g}",
             "" if self.amplitude == 1.0 else f"amp{self.amplitude:g}",
@@ -124,7 +128,8 @@ class Case:
         keys = (self.seqlen_k, self.heads_kv)
         for n, (seqlen, heads) in enumerate(((self.seqlen_q, self.heads_q), keys, keys)):
             middle = (seqlen, heads) if self.layout == "BSHD" else (heads, seqlen)
-            shape = (self.batch, *middle, self.head_dim)
+            columns = self.head_dim if n < 2 or self.head_dim_v is None else self.head_dim_v
+            shape = (self.batch, *middle, columns)
             amplitude = self.amplitude if n < 2 else 1.0
             arrays.append(random_array(shape, self.np_dtype, 4 * seed + n, xp=xp, amplitude=amplitude))
         return arrays[0], arrays[1], arrays[2]
@@ -156,6 +161,19 @@ def _head_dim() -> Iterator[Case]:
     """
     for head_dim, (dtype, causal) in zip([d for d in range(8, 257, 8) for _ in range(2)], _toggles(), strict=False):
         yield Case("head_dim", 1, 150, 275, 2, 1, head_dim, dtype, causal)
+
+
+def _head_dim_v() -> Iterator[Case]:
+    """V and out with a head_dim of their own, smaller and larger than that of q and k.
+
+    Shows a size, a stride or a default scale that was taken from the wrong one of the two, and an output that does not
+    fit where its q lay.
+    """
+    sizes = [(192, 128), (192, 64), (128, 192), (64, 128), (128, 64), (8, 256), (256, 8), (72, 40), (40, 136)]
+    for (head_dim, head_dim_v), (dtype, causal) in zip(sizes, _toggles(), strict=False):
+        yield Case("head_dim_v", 2, 150, 275, 4, 2, head_dim, dtype, causal, head_dim_v=head_dim_v)
+    yield Case("head_dim_v", 16, 300, 300, 16, 4, 192, "bfloat16", True, head_dim_v=128)
+    yield Case("head_dim_v", 2, 133, 211, 6, 2, 192, "float16", False, layout="BHSD", head_dim_v=128)
 
 
 def _gqa() -> Iterator[Case]:
@@ -204,7 +222,7 @@ def _edge() -> Iterator[Case]:
     store past the last row.
     """
     toggles = _toggles()
-    for size, head_dim in [(64, 64), (80, 256), (112, 192), (128, 128), (128, 64), (176, 128), (192, 64), (256, 128)]:
+    for size, head_dim in [(64, 64), (64, 256), (80, 192), (96, 160), (128, 128), (128, 64), (192, 64), (256, 128)]:
         for delta in (-1, 0, 1):
             dtype, causal = next(toggles)
             yield Case("edge", 1, size + delta, 2 * size + delta, 2, 1, head_dim, dtype, causal)
@@ -278,6 +296,7 @@ CASES: tuple[Case, ...] = tuple(
     itertools.chain(
         _anchor(),
         _head_dim(),
+        _head_dim_v(),
         _gqa(),
         _empty(),
         _scale(),

@@ -130,7 +130,16 @@ def test_clocks_are_read_before_and_after():
 
 # --- output ---
 
-HEADER = {"gpu": "H200", "driver": "580.1", "nvrtc": "13.0", "cupy": "14.2", "torch": "2", "cudnn": 9, "cupyfa": "0"}
+HEADER = {
+    "batch_seconds": 0.01,
+    "gpu": "H200",
+    "driver": "580.1",
+    "nvrtc": "13.0",
+    "cupy": "14.2",
+    "torch": "2",
+    "cudnn": 9,
+    "cupyfa": "0",
+}
 BIG = Cell(128, 4096, 4, 16, False)
 
 
@@ -163,7 +172,7 @@ def test_notes_say_the_rules_and_who_is_absent():
     for part in (
         "causal halved",
         "CUDA events around a batch of N calls",
-        "short interleaved batches",
+        "interleaved batches of 0.01 s",
         "flash-attn 3 (FA3): absent: ModuleNotFoundError",
         "SDPA (cuDNN): 2.11",
         "SM 1650 to 1650 MHz, power 610 to 610 W",
@@ -274,7 +283,7 @@ def test_whole_run_with_a_fake_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(host, "time_on_host", fake_timer)
-    monkeypatch.setattr(forward.measure_cell, "__defaults__", (fake_timer, None))
+    monkeypatch.setattr(forward.measure_cell, "__defaults__", (fake_timer, None, 0.01))
     monkeypatch.setattr(first_call, "first_calls", lambda cache: [{"seconds": 0.71}, {"seconds": 0.0271}])
     path = tmp_path / "bench.json"
     arguments = ["--head-dim", "16", "--seqlen", "64", "--tokens", "64", "--hidden", "32", "--json", str(path)]

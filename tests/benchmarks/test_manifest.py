@@ -15,7 +15,7 @@ from cupyfa.spec import DType, FwdSpec, Scheduler
 
 CELL = Cell(head_dim=128, seqlen=1024, batch=16, heads=16, causal=True)
 SPEC = FwdSpec(
-    dtype=DType.BFLOAT16, head_dim=128, tile_m=128, tile_n=128, stages=2, q_stages=2, causal=True,
+    dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2, causal=True,
     negate_scores=False, overlap=True, speculative=True, pingpong=True,
     scheduler=Scheduler.PERSISTENT, setmaxnreg=True,
 )  # fmt: skip
@@ -37,10 +37,11 @@ def test_row_has_everything_that_explains_a_figure():
     entry = manifest.describe_row(ROW)
     assert entry["problem"] == {
         "head_dim": 128, "seqlen": 1024, "batch": 16, "heads": 16, "causal": True, "dtype": "bfloat16",
+        "heads_kv": None,
     }  # fmt: skip
     assert entry["spec"] == str(SPEC)
     assert entry["timing_boundary"] == "CUDA events around a batch of N calls, host overhead overlapped"
-    assert entry["regime"] == "short interleaved batches"
+    assert entry["regime"] == manifest.CONVENTIONS["regime"]
     assert "N(0, 1)" in entry["inputs"]
     assert entry["clocks_before"]["sm_mhz"] == 1980
     assert entry["clocks_after"]["power_w"] == 600
@@ -80,7 +81,7 @@ def test_manifest_is_strict_json(tmp_path):
     header = manifest.environment(None, peers)
     wanted = {
         "date", "cupyfa", "python", "numpy", "host_cpu", "driver", "gpu", "multiprocessors", "cuda_driver", "nvrtc",
-        "cupy", "torch", "cudnn", "peers", "clocks_from",
+        "cupy", "torch", "cudnn", "peers", "batch_seconds", "clocks_from",
     }  # fmt: skip
     assert set(header) == wanted
     assert header["cupyfa"] == cupyfa.__version__

@@ -20,23 +20,31 @@ from cupyfa.emulator.report import Place
 from cupyfa.oracles import dense
 from cupyfa.testing import Guarded, assert_close, assert_lse_close, guarded_empty, random_array, score_magnitude
 
-VALUE, CANARY = "VALUE", "CANARY"
+VALUE, CANARY, COUNTER = "VALUE", "CANARY", "COUNTER"
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Shapes of a call. One CTA walks all of its tiles (``sms=1``)."""
+    """Sizes of a call with one key head. One CTA walks all of its tiles (``sms=1``)."""
 
-    q_shape: tuple[int, int, int, int]
-    kv_shape: tuple[int, int, int, int]
+    rows: int
+    keys: int
+    heads: int = 1
+    head_dim: int = 128
+    head_dim_v: int = 128
     scores: str = "normal"  # or a kind of hard_scores.py
 
     def __str__(self) -> str:
-        return f"{self.q_shape[1]} rows x {self.kv_shape[1]} keys, {self.scores} scores"
+        return f"{self.heads} x {self.rows} rows x {self.keys} keys, {self.scores} scores"
 
     def inputs(self) -> tuple[Any, Any, Any]:
         """q, k, v, the same each time."""
-        q, k, v = (random_array(s, "bfloat16", i) for i, s in enumerate((self.q_shape, self.kv_shape, self.kv_shape)))
+        shapes = (
+            (1, self.rows, self.heads, self.head_dim),
+            (1, self.keys, 1, self.head_dim),
+            (1, self.keys, 1, self.head_dim_v),
+        )
+        q, k, v = (random_array(shape, "bfloat16", i) for i, shape in enumerate(shapes))
         return (q, k, v) if self.scores == "normal" else (*harden(self.scores, q, k), v)
 
 
@@ -44,9 +52,10 @@ class Problem:
 class Subject:
     """A kernel and the problems on which its faults show.
 
-    There are more tiles than the Q ring has slots. A tile has more key blocks than the K and V rings have slots, so
-    that they wrap in the middle of it; or one or two, because then no block of the same tile orders what two tiles do.
-    Huge scores make a speculative softmax correct in some warps and rounds, and succeed in others.
+    There are more tiles than the Q ring has slots; or two, because then nothing has been waited for twice. A tile has
+    more key blocks than the K and V rings have slots, so that they wrap in the middle of it; or one or two, because
+    then no block of the same tile orders what two tiles do. The last tile ends in each branch that there is. Huge
+    scores make a speculative softmax correct in some warps and rounds, and succeed in others.
     """
 
     name: str
@@ -58,35 +67,49 @@ class Subject:
         return self.name
 
 
-def _problem(rows: int, keys: int, head_dim: int, heads: int, scores: str = "normal") -> Problem:
-    return Problem((1, rows, heads, head_dim), (1, keys, 1, head_dim), scores)
+def _problems(*sizes: tuple[int, int, int], **options: Any) -> tuple[Problem, ...]:
+    return tuple(Problem(rows, keys, heads, **options) for rows, keys, heads in sizes)
 
 
-#: Five, one and two key blocks a tile.
-FULL = (_problem(200, 556, 128, 2), _problem(300, 100, 128, 1), _problem(500, 250, 128, 1))
-#: Five to one blocks; three tiles in a row that see no key; one block; two.
-CAUSAL = (_problem(600, 620, 128, 1), _problem(600, 140, 128, 1), _problem(100, 100, 128, 5))
-EXACT = (("speculative", False), ("pingpong", True))
+#: Two, five and one key blocks a tile; two tiles of one block.
+FULL = _problems((500, 250, 1), (200, 556, 2), (300, 100, 1), (200, 100, 1))
+PINGPONG = ("pingpong", True)
+EXACT = (("speculative", False), PINGPONG)
+D64 = {"head_dim": 64, "head_dim_v": 64}
 
 SUBJECTS = (
-    Subject("full", (*FULL, _problem(200, 556, 128, 2, "huge"), _problem(500, 250, 128, 1, "huge"))),
-    Subject("causal", (*CAUSAL, _problem(600, 620, 128, 1, "huge"), _problem(200, 220, 128, 2, "huge")), causal=True),
+    Subject("full", (*FULL, *_problems((200, 380, 2), (500, 250, 1), scores="huge"))),
+    Subject(
+        "causal",
+        (
+            *_problems((600, 620, 1)),  # five to two blocks
+            *_problems((100, 125, 5), (200, 460, 1), (600, 140, 1)),  # one; four; two, and three tiles that see no key
+            *_problems((200, 100, 1)),  # two tiles of one block
+            *_problems((500, 520, 1), (200, 220, 2), scores="huge"),
+        ),
+        causal=True,
+        config=(PINGPONG,),
+    ),
     Subject("exact", FULL, config=EXACT),
     Subject(
         "three consumers",
-        (_problem(600, 620, 64, 1), _problem(700, 100, 64, 1), _problem(100, 100, 64, 5)),
+        (
+            *_problems((600, 500, 1), (300, 300, 1), **D64),  # six to one blocks; four and two
+            *_problems((100, 90, 5), (200, 600, 1), (200, 90, 1), **D64),  # one; seven; two tiles of one
+            *_problems((500, 308, 1), **D64),  # four, two, and a tile that sees no key
+            *_problems((600, 500, 1), (300, 300, 1), **D64, scores="huge"),
+        ),
         causal=True,
-        config=(("tile_m", 192),),
+        config=(("tile_m", 192), ("tile_n", 96), PINGPONG),
     ),
-    Subject("without overlap", FULL, config=(("overlap", False), *EXACT)),
+    Subject("without overlap", FULL, config=(("overlap", False), ("scheduler", "persistent"), *EXACT)),
     Subject(
         "one Q slot",
         (
-            _problem(200, 500, 192, 2),
-            _problem(300, 100, 192, 1),
-            _problem(500, 200, 192, 1),
-            _problem(300, 250, 192, 2),
+            *_problems((500, 180, 1), (200, 430, 2), (300, 90, 1), (300, 330, 1), head_dim=192),  # two; five; one; four
+            *_problems((200, 280, 2), (500, 180, 1), head_dim=192, scores="huge"),
         ),
+        config=(("q_stages", 1),),
     ),
 )
 
@@ -118,7 +141,7 @@ def lies_at(place: Place, marks: Sequence[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What noticed a mutant (a hazard's name, VALUE or CANARY), under which schedule and on which problem."""
+    """What noticed a mutant (a hazard's name, VALUE, CANARY or COUNTER), under which schedule and on which problem."""
 
     mutant: Mutant
     check: str | None
@@ -129,12 +152,14 @@ class Verdict:
 class Bench:
     """Inputs, oracle and outputs of a problem; one for each thread, because a run writes to its outputs."""
 
-    def __init__(self, subject: Subject, problem: Problem) -> None:
+    def __init__(self, subject: Subject, problem: Problem, seed: int) -> None:
         self.problem = problem
+        self.seed = seed  # all problems of a subject begin alike: with one seed chance would decide alike, too
         q, k, v = problem.inputs()
-        batch, rows, heads, _ = problem.q_shape
-        self.out: Guarded = guarded_empty(q.shape, q.dtype)
-        self.lse: Guarded = guarded_empty((batch, heads, rows), np.float32)
+        self.out: Guarded = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype)
+        self.lse: Guarded = guarded_empty((1, problem.heads, problem.rows), np.float32)
+        self.out.array[...] = self.lse.array[...] = np.nan
+        self.poisoned = [(x.buffer, x.buffer.copy()) for x in (self.out, self.lse)]  # with intact canaries
         self.prepared = emulate.prepare(
             q,
             k,
@@ -147,16 +172,20 @@ class Bench:
         )
         assert self.prepared.kernel is not None
         self.kernel = self.prepared.kernel
+        memory = self.kernel.device.memory()
+        self.counters = [data for _, data, *_, name in memory if name == "tile_counter"]  # none: tiles are dealt out
         self.reference, self.lse_reference = dense.attention(q, k, v, causal=subject.causal)
         self.yardstick, _ = dense.same_precision(q, k, v, causal=subject.causal)
         self.magnitude = score_magnitude(q, k)
 
     def launch(self, kernel: EmulatedKernel, policy: str, **options: Any) -> Run:
-        """Run from poisoned outputs."""
-        self.out.array[...] = np.nan
-        self.lse.array[...] = np.nan
+        """Run from poisoned outputs; nothing is left of what a mutant did to canaries and counter."""
+        for buffer, poisoned in self.poisoned:
+            buffer[...] = poisoned
+        for counter in self.counters:
+            counter[...] = 0
         kernel = kernel.on(self.kernel.device)
-        options = {"strict_warpgroup": True, "stop_at_error": True, **options}
+        options = {"seed": self.seed, "strict_warpgroup": True, "stop_at_error": True, **options}
         return self.prepared.launch(kernel, policy=policy, **options)
 
     def check_of(self, kernel: EmulatedKernel, policy: str, max_instructions: int = 0) -> str | None:
@@ -177,6 +206,8 @@ class Bench:
             self.lse.check()
         except AssertionError:
             return CANARY
+        if any(counter.any() for counter in self.counters):
+            return COUNTER
         return None
 
 
@@ -201,7 +232,7 @@ class Laboratory:
     def benches(self) -> list[Bench]:
         """The calling thread's."""
         if not hasattr(self._mine, "benches"):
-            self._mine.benches = [Bench(self.subject, problem) for problem in self.subject.problems]
+            self._mine.benches = [Bench(self.subject, problem, n) for n, problem in enumerate(self.subject.problems)]
         return self._mine.benches  # type: ignore[no-any-return]
 
     def judge(self, mutant: Mutant) -> Verdict:
@@ -223,7 +254,7 @@ class Laboratory:
 
 #: What a check's name says about how a fault was noticed.
 KINDS = {
-    "wrong result": (VALUE, CANARY),
+    "wrong result": (VALUE, CANARY, COUNTER),
     "deadlock, or no end": ("PROGRESS_", "REGISTERS_POOL_DEADLOCK"),
     "order of accesses": ("SHARED_", "BULK_"),
     "mbarrier protocol": ("MBARRIER_",),

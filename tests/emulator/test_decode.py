@@ -365,6 +365,7 @@ def test_malformed_initial_values(head: str, problem: str) -> None:
 KERNEL = FwdSpec(
     dtype=DType.BFLOAT16,
     head_dim=128,
+    head_dim_v=128,
     tile_m=128,
     tile_n=128,
     stages=2,

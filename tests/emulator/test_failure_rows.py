@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable
 
 import pytest
-from emulator.mutation import SUBJECTS, VALUE, Laboratory, Subject, lies_at
+from emulator.mutation import COUNTER, SUBJECTS, VALUE, Laboratory, Subject, lies_at
 from nvrtc_tools import import_nvrtc
 
 from cupyfa.emulator import POLICIES, EmulatedKernel, edit, isa
@@ -24,31 +24,45 @@ WITHOUT_OVERLAP = SUBJECT["without overlap"]
 
 # Lines of the kernel; a text may begin on the line before, where one line alone stands at several places.
 P, C, E = "hopper/producer.cuh: ", "hopper/consumer.cuh: ", "hopper/epilogue.cuh: "
-FIRST_K = P + "if (last >= 0) load<S, S.tile_n>(p.k, K.acquire()"
-NEXT_K = P + "if (j > 0) load<S, S.tile_n>(p.k, K.acquire()"
-LOAD_V = P + "load<S, S.tile_n>(p.v, V.acquire()"
+T, W = "hopper/storer.cuh: ", "hopper/work.cuh: "
+FIRST_K = P + "load_k(keys, keys.last);"
+NEXT_K = P + "load_k(these, j - 1);"
+LOAD_V = P + "load_v(these, j);"
 FIRST_K_WAIT = C + "Slot k = K_.wait();"
-SECOND_K_WAIT = C + "if (blocks.end > 1) k = K_.wait();"
-K_WAIT = C + "if (j > 0) k = K_.wait();"
+TILE_K_WAIT = C + "if (m >= 0) { k = K_.wait();"
+SECOND_K_WAIT = C + "k = K_.wait();  // of the first round below"
+K_WAIT = C + "This wait ends the block. if (j > 0) k = K_.wait();"
 V_WAIT = C + "// S_j = Q K_j' const Slot v = V_.wait();"
-FIRST_S = C + "complete<0>(scores);  // proves S of the last block"
-FIRST_K_RELEASE = FIRST_S + " release(k);"
+FIRST_S = C + "complete<0>(scores);"
+FIRST_K_RELEASE = C + "tests/test_compiler.py looks at them.) release(k);"
 S = C + "complete<1>(scores);"
 K_RELEASE = C + "O is still in flight release(k);"
 O = C + "complete<0>(O);  // proves O, and"
 V_RELEASE = C + "no longer reads P and V release(v);"
-LAST_V_RELEASE = C + "// proves the last O release(v);"
+LAST_V_RELEASE = C + "the next S is in flight release(v);"
+ENDING_V_RELEASE = C + "// proves the last O release(v);"
+WITHOUT_OVERLAP_V_RELEASE = C + "complete<0>(O);  // proves O release(v);"
 CREDIT = C + "if (S.pingpong && last) ptx::bar_arrive(next_, participants);"
-TURN, PASS, FINISH = C + "turn_.wait();", C + "turn_.pass();", C + "mainloop.finish();"
+TURN, PASS, FINISH = C + "turn_.wait();", C + "turn_.pass();", C + "turn_.finish();"
 LAST_PASS = C + "} turn_.pass();"
-Q_WAIT = C + "const Slot q = Q.wait();"
-NEXT_S = C + "issue_scores<S>(scores, q, k.data);  // S_j"
+NEXT_S = C + "issue_scores<S>(scores, rows_of(work), k.data);  // S_j"
 SCALE = C + "scale_rows(O, shrink);"
 PROXY_FENCE = E + "ptx::fence_proxy_async_shared_cta();"
+STAGED_INIT = W + "ptx::mbarrier_init(shared_address(&barriers.staged[stage]), stagers);"
+STAGED_WAIT = T + "wait_parity(works.staged(work), work.parity);"
+Q_RELEASE = T + "ptx::mbarrier_arrive(works.empty(work));"
+NEXT_WORK = C + "const Work next = works_.next();"
+CLOSE = P + "works.close();"
+Q_READ = E + "ptx::bar_sync(epilogue_barrier + place.warpgroup, warpgroup_threads);"
+POST = P + "if constexpr (S.q_stages > 1) post"
 WRITTEN, CONSTANT = 2, 8
 
-#: A read of what TMA writes, without the wait: the checks know whether the copy had landed by then.
-READ_TOO_EARLY = {"SHARED_READ_OF_IN_FLIGHT_TMA_DATA", "SHARED_READ_NOT_ORDERED_AFTER_WRITE"}
+#: A read of what TMA writes, without the wait: the checks know whether the copy had landed by then, or begun.
+READ_TOO_EARLY = {
+    "SHARED_READ_OF_IN_FLIGHT_TMA_DATA",
+    "SHARED_READ_NOT_ORDERED_AFTER_WRITE",
+    "SHARED_UNINITIALISED_READ",
+}
 
 
 @functools.cache
@@ -135,16 +149,19 @@ def set_at(program: Program, index: int, row: int, value: int) -> Program:
 
 
 def with_state_reset(program: Program, wait: int, parity: int) -> Program:
-    """The state of the ring that this wait belongs to starts afresh at each tile."""
-    names, operands = edit.named(program), [list(map(int, edit.entries(program, i))) for i in range(len(program.code))]
-    # RingWalk::advance: stage = last ? 0 : stage + 1; parity ^= last.
-    stage_row = next(
-        operands[i][0]
-        for i in range(wait + 1, len(operands))
-        if names[i] == "selp" and operands[i][1] < 0 <= operands[i][2] and program.constants[~operands[i][1]] == 0
-    )
-    head = loops(program, wait)[-1][0]
-    return set_at(set_at(program, head, operands[wait][4], parity), head, stage_row, 0)
+    """The state of the ring that this wait belongs to starts afresh each time that somebody comes to it."""
+    names = edit.named(program)
+    # RingWalk::slot: barriers_ + stage_ * 8.
+    address = max(i for i in range(wait) if names[i] == "shl")
+    stage_row, parity_row = int(edit.entries(program, address)[1]), int(edit.entries(program, wait)[4])
+    head = max(i for i in range(address) if names[i] == "bra") + 1
+    return set_at(set_at(program, head, parity_row, parity), head, stage_row, 0)
+
+
+def released_early(program: Program, release: int, waits: list[int]) -> Program:
+    """The waits in front of a release come behind it."""
+    program = edit.inserted(program, release + 1, waits[0])
+    return applied(program, "drop", [i + (i > release) for i in waits])
 
 
 def last_warpgroup_only(program: Program, index: int, credit: int) -> Program:
@@ -184,8 +201,8 @@ class TestHopperMachine:
         }
 
     def test_0x02_row_3_no_proxy_fence_before_the_store_of_o(self, kernel: Program, subject: Subject) -> None:
-        fence = place(kernel, "fence_proxy_async", PROXY_FENCE)
-        assert noticed(applied(kernel, "drop", [fence]), subject) == {"SHARED_MISSING_PROXY_FENCE"}
+        fences = places(kernel, "fence_proxy_async", PROXY_FENCE)
+        assert noticed(applied(kernel, "drop", fences), subject) == {"SHARED_MISSING_PROXY_FENCE"}
 
     def test_0x02_row_5_registers_are_not_released(self, kernel: Program, subject: Subject) -> None:
         release = place(kernel, "setmaxnreg", "hopper/fwd.cu: setmaxnreg_dec")
@@ -210,13 +227,16 @@ class TestRing:
     def test_0x03_row_1_pipelines_row_8_state_of_the_producer_starts_afresh(
         self, kernel: Program, subject: Subject
     ) -> None:
-        found = noticed(with_state_reset(kernel, wait(kernel, FIRST_K), 1), subject)
-        assert {"MBARRIER_OVER_ARRIVAL", "SHARED_WRITE_TO_BUFFER_BEING_READ"} <= found
+        found = noticed(with_state_reset(kernel, waits(kernel, FIRST_K)[-1], 1), subject)
+        assert {"MBARRIER_OVER_ARRIVAL", "SHARED_WRITE_NOT_ORDERED_AFTER_WRITE"} <= found
 
     def test_0x03_row_1_pipelines_row_8_state_of_the_consumers_starts_afresh(
         self, kernel: Program, subject: Subject
     ) -> None:
-        found = noticed(with_state_reset(kernel, wait(kernel, FIRST_K_WAIT), 0), subject)
+        program = kernel
+        for index in reversed(waits(kernel, TILE_K_WAIT)):
+            program = with_state_reset(program, index, 0)
+        found = noticed(program, subject)
         assert "PROGRESS_DEADLOCK" in found
         assert found & READ_TOO_EARLY
 
@@ -233,25 +253,30 @@ class TestRing:
     def test_0x03_row_3_a_path_ends_without_releasing_v(self, kernel: Program, subject: Subject) -> None:
         assert noticed(applied(kernel, "drop", arrivals(kernel, LAST_V_RELEASE)), subject) == {"PROGRESS_DEADLOCK"}
 
-    @pytest.mark.parametrize("release", [FIRST_K_RELEASE, K_RELEASE], ids=["first", "loop"])
-    def test_0x03_row_4_0x05_row_6_k_is_released_before_its_wait(
-        self, kernel: Program, subject: Subject, release: str
-    ) -> None:
-        early = applied(kernel, "early-arrival", arrivals(kernel, release))
+    def test_0x03_row_4_0x05_row_6_k_is_released_before_its_wait(self, kernel: Program, subject: Subject) -> None:
+        early = applied(kernel, "early-arrival", arrivals(kernel, K_RELEASE))
         assert noticed(early, subject) == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
 
-    @pytest.mark.parametrize("release", [V_RELEASE, LAST_V_RELEASE], ids=["loop", "last"])
-    def test_0x03_row_5_0x05_row_6_v_is_released_before_its_wait(
-        self, kernel: Program, subject: Subject, release: str
+    def test_0x03_row_4_0x05_row_6_the_first_k_is_released_before_its_wait(
+        self, kernel: Program, subject: Subject
     ) -> None:
-        found = arrivals(kernel, release)
-        if release == LAST_V_RELEASE:  # one copy of it ends in a branch of its own, and cannot be moved
-            found = found[-1:]
-        early = applied(kernel, "early-arrival", found)
+        """Its waits lie in front of the loop over tiles and at its end, the release at its head."""
+        early = released_early(kernel, arrival(kernel, FIRST_K_RELEASE), places(kernel, "wgmma_wait", FIRST_S))
+        assert "SHARED_WRITE_TO_BUFFER_BEING_READ" in noticed(early, subject)
+
+    def test_0x03_row_5_0x05_row_6_v_is_released_before_its_wait(self, kernel: Program, subject: Subject) -> None:
+        early = applied(kernel, "early-arrival", arrivals(kernel, V_RELEASE))
+        assert noticed(early, subject) == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
+
+    @pytest.mark.parametrize("subject", [WITHOUT_OVERLAP], ids=str)  # with overlap, the next K holds the producer back
+    def test_0x03_row_5_0x05_row_6_the_last_v_is_released_before_its_wait(
+        self, kernel: Program, subject: Subject
+    ) -> None:
+        early = applied(kernel, "early-arrival", arrivals(kernel, WITHOUT_OVERLAP_V_RELEASE))
         assert noticed(early, subject) == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
 
     def test_0x03_row_6_pipelines_row_9_nothing_is_released(self, kernel: Program, subject: Subject) -> None:
-        marks = (FIRST_K_RELEASE, K_RELEASE, V_RELEASE, LAST_V_RELEASE)
+        marks = (FIRST_K_RELEASE, K_RELEASE, V_RELEASE, LAST_V_RELEASE, ENDING_V_RELEASE)
         releases = [i for mark in marks for i in arrivals(kernel, mark)]
         assert noticed(applied(kernel, "drop", releases), subject) == {"PROGRESS_DEADLOCK"}
 
@@ -262,7 +287,7 @@ class TestRing:
 
     def test_0x03_row_8_the_parity_is_ignored(self, kernel: Program, subject: Subject) -> None:
         program, zero = edit.constant(kernel, 0)
-        for mark in (FIRST_K_WAIT, SECOND_K_WAIT, K_WAIT):
+        for mark in (FIRST_K_WAIT, SECOND_K_WAIT, K_WAIT, TILE_K_WAIT):
             for index in waits(program, mark):
                 program = edit.with_entries(program, index, {4: zero})
         found = noticed(program, subject)
@@ -271,7 +296,7 @@ class TestRing:
 
 
 class TestPingpong:
-    """0x04: turns of the consumer warpgroups, which the shipped kernel takes where it is causal."""
+    """0x04: turns of the consumer warpgroups."""
 
     @pytest.fixture(params=[EXACT, CAUSAL], ids=str)
     def subject(self, request: pytest.FixtureRequest) -> Subject:
@@ -316,10 +341,12 @@ class TestPingpong:
         assert noticed(program, subject) == {"PROGRESS_DEADLOCK"}
 
     def test_0x04_row_7_pipelines_row_16_a_credit_for_each_tile(self, kernel: Program, subject: Subject) -> None:
-        credit, head = place(kernel, "bar", CREDIT), loops(kernel, wait(kernel, Q_WAIT))[-1][0]
+        credit, head = place(kernel, "bar", CREDIT), loops(kernel, places(kernel, "bar", TURN)[0])[-1][0]
         program, first_barrier = edit.constant(kernel, 1)
         program = edit.inserted(edit.with_entries(program, credit, {2: first_barrier}), head, credit)
-        assert noticed(last_warpgroup_only(program, head, credit), subject) == {"BARRIER_COUNT_MISMATCH"}
+        found = noticed(last_warpgroup_only(program, head, credit), subject)
+        assert "BARRIER_COUNT_MISMATCH" in found
+        assert found <= {"BARRIER_COUNT_MISMATCH", "BARRIER_LEFTOVER"}  # left over: no tile has taken a turn
 
     @pytest.mark.parametrize("mark", [K_WAIT, V_WAIT], ids="KV")
     def test_0x04_row_8_the_token_is_taken_for_readiness(self, kernel: Program, subject: Subject, mark: str) -> None:
@@ -328,13 +355,60 @@ class TestPingpong:
         assert found <= READ_TOO_EARLY
 
 
+class TestWork:
+    """How a tile passes through a CTA: coordinates and Q to all roles, O to the storer, the slot to a later tile."""
+
+    def test_slot_is_given_back_before_o_has_been_read(self, kernel: Program, subject: Subject) -> None:
+        early = applied(kernel, "early-arrival", [arrival(kernel, Q_RELEASE)])
+        assert noticed(early, subject) == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
+
+    def test_slot_is_not_given_back(self, kernel: Program, subject: Subject) -> None:
+        assert noticed(applied(kernel, "drop", [arrival(kernel, Q_RELEASE)]), subject) == {"PROGRESS_DEADLOCK"}
+
+    @pytest.mark.parametrize("operator", ["drop", "parity"])
+    def test_storer_does_not_wait_for_o_of_this_tile(self, kernel: Program, subject: Subject, operator: str) -> None:
+        found = noticed(applied(kernel, operator, [wait(kernel, STAGED_WAIT)]), subject)
+        assert "SHARED_WRITE_TO_BUFFER_BEING_READ" in found
+        assert found <= {"SHARED_WRITE_TO_BUFFER_BEING_READ", "PROGRESS_DEADLOCK"}
+
+    def test_one_warp_need_not_say_that_its_o_is_staged(self, kernel: Program, subject: Subject) -> None:
+        program = kernel
+        for index in places(kernel, "mbarrier_init", STAGED_INIT):
+            program = applied(program, "count", [index], "-1")
+        found = noticed(program, subject)
+        assert {"SHARED_WRITE_TO_BUFFER_BEING_READ", "SHARED_READ_NOT_ORDERED_AFTER_WRITE"} <= found
+
+    def test_o_is_staged_before_all_warps_have_read_q(self, kernel: Program, subject: Subject) -> None:
+        found = noticed(applied(kernel, "drop", places(kernel, "bar", Q_READ)), subject)
+        assert found == {"SHARED_WRITE_TO_BUFFER_BEING_READ"}
+
+    def test_next_tile_is_posted_before_this_slot_is_empty(self, kernel: Program, subject: Subject) -> None:
+        found = noticed(applied(kernel, "drop", waits(kernel, POST)), subject)
+        assert {"MBARRIER_OVER_ARRIVAL", "SHARED_WRITE_TO_BUFFER_BEING_READ"} <= found
+
+    def test_consumers_do_not_wait_for_the_next_tile(self, kernel: Program, subject: Subject) -> None:
+        found = noticed(applied(kernel, "drop", waits(kernel, NEXT_WORK)), subject)
+        assert found
+        assert found <= READ_TOO_EARLY
+
+    def test_nobody_is_told_that_there_is_no_more(self, kernel: Program, subject: Subject) -> None:
+        (close,) = set(arrivals(kernel, CLOSE)) & set(arrivals(kernel, POST))
+        assert noticed(applied(kernel, "drop", [close]), subject) == {"PROGRESS_DEADLOCK"}
+
+    def test_counter_is_not_made_ready(self, kernel: Program, subject: Subject) -> None:
+        program = kernel
+        for index in places(kernel, "st", "tile_scheduler.cuh: *p_.tile_counter = 0;"):
+            program = edit.with_operation(program, index, "nop")
+        assert noticed(program, subject) == {COUNTER}
+
+
 class TestTwoStages:
     """0x05: two stages inside one warpgroup."""
 
     def test_0x05_row_1_pipelines_row_17_a_helper_that_waits_costs_time_only(
         self, kernel: Program, subject: Subject
     ) -> None:
-        program, first = kernel, place(kernel, "wgmma_wait", FIRST_S)
+        program, first = kernel, places(kernel, "wgmma_wait", FIRST_S)[0]
         for commit in sorted(places(kernel, "wgmma_commit", NEXT_S), reverse=True):
             program = edit.inserted(program, commit + 1, first)
         assert noticed(program, subject) == set()
@@ -352,7 +426,9 @@ class TestTwoStages:
     @pytest.mark.parametrize("subject", [EXACT], ids=str)  # a speculative softmax has two P
     def test_0x05_row_4_p_is_overwritten_while_pv_reads_it(self, kernel: Program, subject: Subject) -> None:
         found = hazards(applied(kernel, "drop", places(kernel, "wgmma_wait", O)), subject)
-        (convert,) = {place_of(kernel, i).file for i in places(kernel, "cvt_pack", C + "round_from<S>(next, scores);")}
+        (convert,) = {
+            place_of(kernel, i).file for i in places(kernel, "cvt_pack", C + "round_from<S>(P_next, scores);")
+        }
         assert any(line.startswith(convert) for line in found["WGMMA_REGISTER_WRITE_IN_FLIGHT"])
 
     def test_0x05_row_5_o_is_rescaled_while_pv_is_in_flight(self, kernel: Program, subject: Subject) -> None:

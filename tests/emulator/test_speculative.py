@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,12 +22,9 @@ CASES = [
     Case("full", 1, 200, 500, 2, 1, 128, "float16"),
     Case("causal", 1, 300, 500, 2, 1, 128, "float16", True),
     Case("rows that see no key", 1, 400, 300, 2, 2, 128, "bfloat16", True),
+    Case("blocks of 80 keys", 1, 200, 300, 2, 1, 192, "float16", True),
 ]
 ids = {"ids": lambda x: x.id if isinstance(x, Case) else str(x).replace(" ", "_")}
-
-
-#: float16 has to be asked for it.
-ON = {"speculative": True}
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +32,17 @@ def _nvrtc() -> None:
     import_nvrtc()
 
 
+@functools.cache
+def tiles(case: Case) -> dict[str, int]:
+    """The kernel's tile sizes."""
+    spec = emulate.prepare(*case.make_inputs(), **case.options).selection.spec
+    assert spec.speculative
+    return {"tile_m": spec.tile_m, "tile_n": spec.tile_n}
+
+
 def inputs(case: Case, kind: str) -> tuple[Any, Any, Any]:
     q, k, v = case.make_inputs()
-    return (*(harden(kind, q, k) if kind != "normal" else (q, k)), v)
+    return (*(harden(kind, q, k, block=tiles(case)["tile_n"]) if kind != "normal" else (q, k)), v)
 
 
 @functools.cache
@@ -53,7 +59,7 @@ def problem(case: Case, kind: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", KINDS, **ids)
 def test_hard_scores(case: Case, kind: str, backend: Any) -> None:
     q, k, v, reference, reference_lse, plain, magnitude = problem(case, kind)
-    out, lse = backend.attention(q, k, v, causal=case.causal, config=ON)
+    out, lse = backend.attention(q, k, v, causal=case.causal)
     assert_close(out, reference, plain, context=(case, kind))
     assert_lse_close(lse, reference_lse, score_magnitude=magnitude, context=(case, kind))
 
@@ -62,65 +68,148 @@ def test_hard_scores(case: Case, kind: str, backend: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS, **ids)
 def test_the_exact_softmax_has_the_same_special_values(case: Case, kind: str) -> None:
     q, k, v = inputs(case, kind)
-    one = emulate.attention(q, k, v, causal=case.causal, config=ON)
+    one = emulate.attention(q, k, v, causal=case.causal)
     other = emulate.attention(q, k, v, causal=case.causal, config={"speculative": False})
     for a, b in ((one.out, other.out), (one.lse, other.lse)):
         for special in (np.isnan, np.isposinf, np.isneginf):
             np.testing.assert_array_equal(special(a.astype(np.float32)), special(b.astype(np.float32)))
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+def test_rows_without_keys_are_0_whatever_v_is(speculative: bool, backend: Any) -> None:
+    """A masked block is multiplied with V, and a weight of 0 makes NaN of NaN."""
+    case = Case("no key", 1, 300, 150, 1, 1, 128, "float16", True)  # none in the first tile, some in the second
+    q, k, v = case.make_inputs()
+    v[...] = np.nan
+    out, lse = backend.attention(q, k, v, causal=True, config={"speculative": speculative})
+    assert not out[:, :150].any()
+    assert np.isnan(out[:, 150:]).all()
+    np.testing.assert_array_equal(np.isneginf(lse[0, 0]), np.arange(300) < 150)
+
+
 # --- The twin, and its decisions ---
 
 
-def twin(case: Case, q: Any, k: Any, v: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, int]:
-    """Output and LSE of the twin, and how many times a warp left its range."""
+@pytest.fixture
+def softmaxes(monkeypatch: pytest.MonkeyPatch) -> list[online.SpeculativeSoftmax]:
+    """Those that the twin makes."""
     made: list[online.SpeculativeSoftmax] = []
 
-    class Counted(online.SpeculativeSoftmax):
+    class Kept(online.SpeculativeSoftmax):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(online, "SpeculativeSoftmax", Counted)
-    out, lse = online.attention(q, k, v, speculative=True, tile_m=128, tile_n=128, **case.options)
-    return out, lse, sum(softmax.corrections for softmax in made)
+    monkeypatch.setattr(online, "SpeculativeSoftmax", Kept)
+    return made
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
 @pytest.mark.parametrize("kind", ["normal", *FINITE], **ids)
-def test_kernel_is_its_twin(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_its_twin(case: Case, kind: str) -> None:
     q, k, v = inputs(case, kind)
-    result = emulate.attention(q, k, v, config=ON, **case.options)
+    result = emulate.attention(q, k, v, **case.options)
     assert result.run.verdict == "clean"
-    out, lse, _ = twin(case, q, k, v, monkeypatch)
+    out, lse = online.attention(q, k, v, speculative=True, **tiles(case), **case.options)
     assert_within_two_ulp(result.out, out)
     assert_lse_of_twin(result.lse, lse, score_magnitude(q, k))
 
 
+def instructions(q: Any, k: Any, v: Any, **options: Any) -> int:
+    """How many the kernel takes. A correction takes a fixed number: they count how many there were."""
+    run = emulate.attention(q, k, v, sms=1, policy="eager", **options).run
+    assert run.verdict == "clean"
+    return int(run.statistics["instructions"])
+
+
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_kernel_decides_as_its_twin(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A correction takes a fixed number of instructions: they count how many there were."""
-
-    def instructions(kind: str) -> int:
-        run = emulate.attention(*inputs(case, kind), sms=1, policy="eager", config=ON, **case.options).run
-        assert run.verdict == "clean"
-        return int(run.statistics["instructions"])
-
-    corrections = {kind: twin(case, *inputs(case, kind), monkeypatch)[2] for kind in ("normal", *FINITE)}
-    none = corrections["normal"]
-    assert corrections["constant"] == corrections["negative"] == none
-    if case.causal:
-        assert none > 0  # the first block shows keys to some rows of a warp only, and the next one to all
-    else:
-        assert none == 0
-        # 8 warps of the first tile, 5 with rows of the second one; the first of four blocks corrects nothing.
-        assert corrections["steps"] == case.heads_q * (8 + 5) * 3
-    plain = instructions("normal")
-    each, rest = divmod(instructions("steps") - plain, corrections["steps"] - none)
+def test_kernel_decides_as_its_twin(case: Case, softmaxes: list[online.SpeculativeSoftmax]) -> None:
+    kinds = ("normal", *FINITE, "NaN in q", "inf in q")  # in k, it would reach rows that only the kernel has
+    corrections = {}
+    for kind in kinds:
+        softmaxes.clear()
+        with np.errstate(invalid="ignore"):
+            online.attention(*inputs(case, kind), speculative=True, **tiles(case), **case.options)
+        corrections[kind] = sum(softmax.corrections for softmax in softmaxes)
+    least = corrections["normal"]
+    assert corrections["constant"] == corrections["negative"] == corrections["slow"] == least
+    if not case.causal:
+        # 8 warps of the first tile and 5 with rows of the second one, each in the first of its four blocks.
+        assert least == case.heads_q * (8 + 5)
+        assert corrections["steps"] == 4 * least
+        assert corrections["NaN in q"] == corrections["inf in q"] == least + 3  # the other blocks of one warp
+    plain = instructions(*inputs(case, "normal"), **case.options)
+    more = instructions(*inputs(case, "steps"), **case.options) - plain
+    each, rest = divmod(more, corrections["steps"] - least)
     assert rest == 0
-    assert each > 3 * 64  # a thread has 64 scores of a block: fma, exponential and sum of each
-    for kind, count in corrections.items():
-        assert instructions(kind) == plain + each * (count - none), kind
+    assert each > 3 * tiles(case)["tile_n"] // 2  # fma, exponential and sum of each of a thread's scores
+    for kind in kinds:
+        assert instructions(*inputs(case, kind), **case.options) == plain + each * (corrections[kind] - least), kind
+
+
+# --- The limit ---
+
+
+class Probe(NamedTuple):
+    """Scores in three key blocks, relative to log2(limit), in some rows and columns; all others are 0.
+
+    Block 2 is visited first and makes the references: it has no other score.
+    """
+
+    corrections: int
+    columns: dict[int, float]  # of block 1, which is visited next
+    columns_of_last: dict[int, float] = {}  # of block 0  # noqa: RUF012 - nobody writes to it
+    rows: tuple[int, ...] = (21,)  # of the second warp
+    query: float = 1.0  # a factor on the scores
+
+
+ALL = range(128)
+PROBES = {
+    **{f"column {c}, below": Probe(0, {c: -0.25}) for c in (0, 1, 7, 126)},
+    **{f"column {c}, above": Probe(1, {c: 0.25}) for c in (0, 1, 7, 126)},
+    "row g + 8, above": Probe(1, {1: 0.25}, rows=(29,)),
+    "two columns of a sum, below": Probe(0, {3: -1.25, 123: -1.25}),
+    "two columns of a sum, above": Probe(1, {3: -0.75, 123: -0.75}),
+    "two columns of two parities": Probe(0, {2: -0.75, 3: -0.75}),
+    "two columns of two threads": Probe(0, {3: -0.75, 5: -0.75}),
+    "two rows of a thread": Probe(0, {3: -0.75}, rows=(21, 29)),
+    "all columns, below": Probe(0, dict.fromkeys(ALL, -4.25)),
+    "all columns, above": Probe(1, dict.fromkeys(ALL, -3.75)),
+    "two blocks, only together above": Probe(0, dict.fromkeys(ALL, -4.25), dict.fromkeys(ALL, -4.25)),
+    "two rows of a warp": Probe(1, {0: 0.25}, rows=(21, 24)),
+    "two rows of two warps": Probe(2, {0: 0.25}, rows=(21, 32)),
+    "the reference moves up to the next block": Probe(1, {0: 0.25}, {0: 0.25}),
+    "NaN": Probe(2, {}, query=np.nan),
+}
+
+
+def check_decisions(dtype: str, names: Iterable[str], softmaxes: list[online.SpeculativeSoftmax]) -> None:
+    """Hold the kernel and the twin to some of the probes."""
+    case = Case("probe", 1, 64, 3 * 128, 1, 1, 64, dtype, softmax_scale=np.log(2))  # exactly 1 in base 2
+    assert tiles(case)["tile_n"] == 128
+
+    def arrays(probe: Probe) -> tuple[Any, Any, Any]:
+        q, k, v = (np.zeros_like(x) for x in case.make_inputs())
+        q[0, list(probe.rows), 0, 0] = probe.query
+        for j, columns in (1, probe.columns), (0, probe.columns_of_last):
+            for column, x in columns.items():
+                k[0, 128 * j + column, 0, 0] = {"bfloat16": 60, "float16": 15}[dtype] + x
+        return q, k, v
+
+    plain = instructions(*arrays(Probe(0, {})), **case.options)
+    each = instructions(*arrays(Probe(1, {0: 5})), **case.options) - plain
+    assert each > 3 * 64  # fma, exponential and sum of each of a thread's scores
+    for name in names:
+        probe = PROBES[name]
+        softmaxes.clear()
+        online.attention(*arrays(probe), speculative=True, **tiles(case), **case.options)
+        assert sum(softmax.corrections for softmax in softmaxes) == 4 + probe.corrections, name
+        assert instructions(*arrays(probe), **case.options) == plain + each * probe.corrections, name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_kernel_decides_at_the_limit(dtype: str, softmaxes: list[online.SpeculativeSoftmax]) -> None:
+    check_decisions(dtype, PROBES, softmaxes)
 
 
 # --- Range ---
@@ -130,52 +219,86 @@ def error(out: Any, reference: Any) -> float:
     return float(np.abs(out.astype(np.float64) - reference).max())
 
 
-@pytest.mark.parametrize("exponent", [-40, -54, -64, -110])
+@pytest.mark.parametrize("exponent", [-40, -64, -100, -110])
 def test_small_values(exponent: int, backend: Any) -> None:
-    """An output loses up to 2**-66 where O is below 2**-126, once for each frame: down to 2**-57 that is no loss."""
+    """P of the largest weight is 1 or more, so that O is no smaller than the output: nothing more is lost."""
     q, k, v = CASES[0].make_inputs()
     V = (v.astype(np.float32) * 2.0**exponent).astype(v.dtype)
     reference, plain = dense.attention(q, k, V)[0], dense.same_precision(q, k, V)[0]
-    out, _ = backend.attention(q, k, V, config=ON)
-    usual = 1.25 * error(plain, reference) + float(np.abs(reference).max()) * 2.0**-8
-    assert error(out, reference) <= usual + 2.0**-66
-    if exponent >= -54:  # outputs of 2**-57 and more
-        assert_close(out, reference, plain)
-    if exponent == -110:
-        assert not out.any()
-        exact, _ = backend.attention(q, k, V, config={"speculative": False})
-        assert_close(exact, reference, plain)
+    out, _ = backend.attention(q, k, V)
+    assert_close(out, reference, plain)
+    assert out.any()
 
 
-@pytest.mark.parametrize("beyond", [16.5, 18.5])
+@pytest.mark.parametrize(("beyond", "each"), [(55.75, 128), (59.75, 8)])
+def test_large_values(beyond: float, each: int, backend: Any) -> None:
+    """2**9 keys of 2**55, up to 2**60 above the reference, make an O below 2**124, as 2**17 keys of 2**47 do."""
+    case = Case("range", 1, 64, 4 * 128, 1, 1, 64, "bfloat16")
+    q, k, v = (np.zeros_like(x) for x in case.make_inputs())
+    q[..., 0] = 1
+    k[..., 0] = -4096
+    blocks = k.reshape(4, 128, 64)
+    blocks[:-1, :each, 0] = beyond
+    blocks[-1, :, 0] = 0  # visited first
+    v[...] = 2.0**55
+    v[..., 1] *= -1
+    out, lse = backend.attention(q, k, v, softmax_scale=np.log(2))
+    np.testing.assert_array_equal(out, np.broadcast_to(v[:, :1], out.shape))
+    np.testing.assert_allclose(lse, np.log(2) * (beyond + np.log2(3 * each)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("beyond", [16.5, 23.5])
 def test_small_weights_of_float16(beyond: float, backend: Any) -> None:
-    """Weights are rounded to multiples of 2**-17 of the largest one; without speculation, of 2**-24."""
+    """Weights are rounded to multiples of 2**-24 of the largest one, as they are without speculation."""
     keys = 500
     q, k, v = (np.zeros((1, n, 1, 128), np.float16) for n in (130, keys, keys))
     q[..., 0] = 1
     k[:, :-1, :, 0] = -beyond * np.log(2)
     v[:, :-1] = 1
-    reference, _ = dense.attention(q, k, v, softmax_scale=1.0)
-    out, lse = backend.attention(q, k, v, softmax_scale=1.0, config=ON)
-    exact, exact_lse = backend.attention(q, k, v, softmax_scale=1.0)
-    assert error(out, reference) <= (keys - 1) * 2.0**-18
-    assert error(exact, reference) <= (keys - 1) * 2.0**-25 + 2.0**-11 * reference.max()
-    assert bool(out.any()) == (beyond < 18)
-    np.testing.assert_allclose(lse, exact_lse, rtol=0, atol=1e-6)  # the sum takes the unrounded weights
+    reference, reference_lse = dense.attention(q, k, v, softmax_scale=1.0)
+    out, lse = backend.attention(q, k, v, softmax_scale=1.0)
+    exact, exact_lse = backend.attention(q, k, v, softmax_scale=1.0, config={"speculative": False})
+    assert error(out, reference) <= (keys - 1) * 2.0**-25 + 2.0**-11 * reference.max()
+    assert out.any()
+    np.testing.assert_array_equal(out, exact)
+    # The exact softmax adds the terms to the row's sum one by one.
+    assert error(lse, reference_lse) <= min(1e-6, error(exact_lse, reference_lse))
 
 
 # --- Planted faults ---
 
 SOFTMAX, CONSUMER = "speculative_softmax.cuh", "hopper/consumer.cuh"
+IN_RANGE = r"sum\[0\]\[0\] < limit && sum\[0\]\[1\] < limit && sum\[1\]\[0\] < limit && sum\[1\]\[1\] < limit"
 FAULTS = {
-    # name: file, pattern, replacement, what shows it
+    # name: file, pattern, replacement, what shows it: a result, a hazard or a probe
     "O keeps the old frame": (CONSUMER, r"if \(!in_range\) scale_rows", "if (!S.speculative) scale_rows", "out"),
     "the sum keeps the old frame": (SOFTMAX, r"sum_\[r\]\[c\] \*= shrink.row\[r\];", "", "out"),
-    "the offset stays in the lse": (SOFTMAX, r"reference_\[r\] - offset \+", "reference_[r] +", "lse"),
-    "out of range is not seen": (SOFTMAX, r"__any_sync\([^)]*\)", "false", "out"),
-    "one of two columns is looked at": (SOFTMAX, r"0x40004000u", "0x4000u", "out"),
-    "each thread decides for itself": (SOFTMAX, r"__any_sync\([^,]*, ([^)]*)\)", r"\1", "hazard"),
-    "the two P are not swapped": (CONSUMER, r"round\(j - 1, two, one\)", "round(j - 1, two, two)", "out"),
+    "the reference is left out of the lse": (SOFTMAX, r"reference_\[r\] \+ ptx::lg2", "ptx::lg2", "lse"),
+    "out of range is not seen": (SOFTMAX, r"!__all_sync\([^)]*\)", "false", "out"),
+    "a NaN is in range": (
+        SOFTMAX,
+        IN_RANGE,
+        "!(sum[0][0] >= limit || sum[0][1] >= limit || sum[1][0] >= limit || sum[1][1] >= limit)",
+        "NaN",
+    ),
+    "one of two columns is looked at": (SOFTMAX, IN_RANGE, "sum[0][0] < limit && sum[1][0] < limit", "column 1, above"),
+    "one of two rows is looked at": (SOFTMAX, IN_RANGE, "sum[0][0] < limit && sum[0][1] < limit", "row g + 8, above"),
+    "the sums of a row are taken together": (
+        SOFTMAX,
+        IN_RANGE,
+        "sum[0][0] + sum[0][1] < limit && sum[1][0] + sum[1][1] < limit",
+        "two columns of two parities",
+    ),
+    "the sums of all blocks are looked at": (
+        SOFTMAX,
+        IN_RANGE,
+        " && ".join(f"sum_[{r}][{c}] + sum[{r}][{c}] < limit" for r in (0, 1) for c in (0, 1)),
+        "two blocks, only together above",
+    ),
+    "the limit is too high": (SOFTMAX, "0x1p60f : 0x1p15f", "0x1p61f : 0x1p16f", "column 0, above"),
+    "the limit is too low": (SOFTMAX, "0x1p60f : 0x1p15f", "0x1p59f : 0x1p14f", "column 0, below"),
+    "each thread decides for itself": (SOFTMAX, r"__all_sync\([^,]*, ([^)]*)\)", r"\1", "hazard"),
+    "the two P are not swapped": (CONSUMER, r"round\(two, one\)", "round(two, two)", "out"),
     "O is rescaled in flight": (
         CONSUMER,
         r"(if \(j > 0\) k = K_.wait\(\);\s*complete<0>\(O\);[^\n]*\s*release\(v\);)\s*(if \(!in_range\)[^;]*;)",
@@ -186,7 +309,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, **ids)
-def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(
+    fault: str, softmaxes: list[online.SpeculativeSoftmax], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, old, new, shows = FAULTS[fault]
     read = sources.read
 
@@ -198,8 +323,12 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "read", edited)
     monkeypatch.setattr(compiler, "amalgamate", sources.amalgamate.__wrapped__)
     monkeypatch.setattr(emulate, "kernel_of", emulate.kernel_of.__wrapped__)
+    if shows in PROBES:
+        with pytest.raises(AssertionError, match=shows.replace("+", r"\+")):
+            check_decisions("float16", [shows], softmaxes)
+        return
     q, k, v, reference, reference_lse, plain, magnitude = problem(CASES[1], "huge")
-    out, lse, run = emulate.attention(q, k, v, sms=1, policy="lazy", config=ON, max_instructions=20_000_000)
+    out, lse, run = emulate.attention(q, k, v, sms=1, policy="lazy", max_instructions=20_000_000)
     assert (run.verdict == "clean") == (shows != "hazard"), run
     if shows == "lse":
         with pytest.raises(AssertionError, match=r"^lse\["):

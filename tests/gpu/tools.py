@@ -19,7 +19,7 @@ def attention_guarded(q: Any, k: Any, v: Any, *, layout: str = "BSHD", **options
     """Run the kernel into poisoned, guarded outputs; inputs and canaries must be as they were."""
     before = [bits(x).copy() for x in (q, k, v)]
     batch, seqlen_q, heads_q, _ = as_bshd(q, layout).shape
-    out = guarded_empty(q.shape, q.dtype, cupy)
+    out = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype, cupy)
     lse = guarded_empty((batch, heads_q, seqlen_q), np.float32, cupy)
     result = cupyfa.attention(q, k, v, layout=layout, return_lse=True, out=out.array, lse=lse.array, **options)
     assert result.out is out.array

@@ -1,9 +1,9 @@
-// Lets a host compiler read the kernel's sources: the CUDA words mean nothing, and what a thread asks of the hardware is
-// printed, one line each. Waits return at once: no role of the kernel lets its path depend on one.
+// Lets a host compiler read the kernel's sources: the CUDA words mean nothing, and a thread that asks something of the
+// hardware is suspended there. The test plays the hardware, and lets the thread go on when it has what it asked for.
 #pragma once
 #include <cmath>
+#include <cstdarg>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #define __device__
@@ -17,28 +17,30 @@
 struct Dim {
   unsigned x;
 };
-inline Dim threadIdx, blockIdx, gridDim;
+static Dim threadIdx, blockIdx, gridDim;
 
-inline int min(int a, int b) { return a < b ? a : b; }
-inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
-inline int max(int a, int b) { return a > b ? a : b; }
+/// Suspends the running thread with a request: a word and its numbers, as printf writes them.
+void request(const char* format, ...);
+
+static int min(int a, int b) { return a < b ? a : b; }
+static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
 template <class T>
 T __shfl_sync(unsigned, T value, int) {  // only lane 0 runs
   return value;
 }
-inline float __shfl_xor_sync(unsigned, float value, int) { return value; }
-inline int __any_sync(unsigned, unsigned value) { return value != 0; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline void __syncthreads() { std::puts("cta_sync"); }
-inline void __trap() {
-  std::puts("trap");
-  std::exit(1);
-}
+static float __shfl_xor_sync(unsigned, float value, int) { return value; }
+static unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
+static int __all_sync(unsigned, int value) { return value; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static unsigned atomicAdd(unsigned* address, unsigned value) { return (*address += value) - value; }
+static void __syncwarp() {}
+static void __syncthreads() { request("cta_sync"); }
+static void __trap() { request("trap"); }
 
 namespace cupyfa::hopper {
 extern unsigned char shared_memory[];
 }
-inline const void* shared_window;
-inline unsigned long long __cvta_generic_to_shared(const void* pointer) {
-  return 1024 + (static_cast<const char*>(pointer) - static_cast<const char*>(shared_window));
+static unsigned long long __cvta_generic_to_shared(const void* pointer) {
+  return 1024 + (static_cast<const unsigned char*>(pointer) - cupyfa::hopper::shared_memory);
 }

@@ -104,6 +104,15 @@ def test_rows_without_keys(seqlen_q, seqlen_k, dtype):
     assert np.isfinite(lse[:, :, blind:]).all()
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+def test_rows_without_keys_are_0_whatever_v_is(speculative):
+    q, k, v = inputs((1, 40, 2, 16), (1, 21, 1, 16), np.float16)
+    v[...] = np.nan
+    out, _ = online.attention(q, k, v, causal=True, tile_m=16, tile_n=16, speculative=speculative)
+    assert (out[:, :19] == 0).all()
+    assert np.isnan(out[:, 19:]).all()
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 2, 8), (2, 0, 2, 8), (1, 3, 0, 8)])
 def test_empty_results(shape):
     x = np.zeros(shape, np.float16)
@@ -373,33 +382,161 @@ def speculate(blocks, dtype, scale_log2=1.0):
     return speculative, steps, exact
 
 
+@pytest.fixture
+def softmaxes(monkeypatch):
+    """The speculative softmaxes that `online.attention` makes."""
+    made = []
+
+    class Kept(SpeculativeSoftmax):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(online, "SpeculativeSoftmax", Kept)
+    return made
+
+
+def block(columns, rows=16, keys=32):
+    """Scores of one block: -inf, except in some columns."""
+    scores = np.full((rows, keys), -np.inf, np.float32)
+    for column, score in columns.items():
+        scores[:, column] = score
+    return scores
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_reference_is_kept_up_to_one_beyond_its_offset(dtype):
-    offset = SpeculativeSoftmax.OFFSETS[np.dtype(dtype).name]
-    for beyond, kept in ((0.9, True), (1.0, False), (1.1, False)):
-        blocks = [np.zeros((16, 4), np.float32), np.full((16, 4), offset + beyond, np.float32)]
-        softmax, steps, exact = speculate(blocks, dtype)
-        assert softmax.corrections == (0 if kept else 1)
-        assert bool(np.all(steps[1][1] == 1)) == kept
-        np.testing.assert_allclose(softmax.finish()[1], exact.finish()[1], rtol=3e-7)
+@pytest.mark.parametrize(
+    ("columns", "kept"),
+    [
+        # Relative to log2(limit). One key:
+        ({3: -0.01}, True),
+        ({3: 0.0}, False),  # the limit itself is not below it
+        ({3: 0.01}, False),
+        # Two keys of one sum, each half of it:
+        ({3: -1.01, 11: -1.01}, True),
+        ({3: -0.99, 11: -0.99}, False),
+        ({6: -0.99, 30: -0.99}, False),
+        # Two keys of two sums: other parities of one thread, other threads.
+        ({2: -0.99, 3: -0.99}, True),
+        ({1: -0.99, 3: -0.99}, True),
+        ({3: -0.99, 7: -0.99}, True),
+        ({7: -0.99, 8: -0.99}, True),
+        (dict.fromkeys(range(8), -0.01), True),
+        # Four keys in each of the eight sums:
+        (dict.fromkeys(range(32), -2.01), True),
+        (dict.fromkeys(range(32), -1.99), False),
+    ],
+)
+def test_a_block_is_in_range_if_each_of_its_sums_is_below_the_limit(columns, kept, dtype):
+    log2_limit = {np.float16: 15, ml_dtypes.bfloat16: 60}[dtype]
+    blocks = [np.zeros((16, 1), np.float32), block({column: log2_limit + x for column, x in columns.items()})]
+    softmax, steps, exact = speculate(blocks, dtype)
+    top = np.float32(log2_limit + max(columns.values()))
+    P, shrink = steps[1]
+    assert softmax.limit == 2.0**log2_limit
+    assert softmax.corrections == (1 if kept else 2)
+    assert np.all(softmax.reference == (0 if kept else top))
+    assert np.all(shrink == (1 if kept else np.exp2(-top)))
+    assert np.isfinite(P.astype(dtype).astype(np.float32)).all()
+    np.testing.assert_allclose(P.max(), np.exp2(top) if kept else 1)
+    inverse, lse = softmax.finish()
+    np.testing.assert_allclose(lse, exact.finish()[1], rtol=3e-7)
+    # The sum of the first block was brought into the new frame.
+    np.testing.assert_allclose(1 / inverse, P.sum(axis=-1, keepdims=True) + (1 if kept else np.exp2(-top)), rtol=1e-6)
 
 
-def test_what_is_compared_is_rounded():
-    """Just below 2, bfloat16 rounds up to it: the kernel sees the bit, so the twin corrects as well."""
-    scores = [np.zeros((16, 1), np.float32), np.full((16, 1), np.float32(60 + np.log2(1.999)))]
-    assert speculate(scores, ml_dtypes.bfloat16)[0].corrections == 1
+def test_sums_are_taken_in_float32_in_the_order_of_columns():
+    """Just below the limit: what is small is lost if it comes last, and counts if it comes first."""
+    first = np.zeros((16, 1), np.float32)
+    large, small = np.nextafter(np.float32(15), np.float32(0)), -11.0  # 2**-11 is a quarter of an ulp
+    columns = range(0, 512, 8)
+    for where, corrections in ((0, 1), (504, 2)):
+        scores = block({**dict.fromkeys(columns, small), where: large}, keys=512)
+        assert speculate([first, scores], np.float16)[0].corrections == corrections
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("below", [0.1, None])
+def test_what_counts_is_the_sum_of_a_block_and_not_of_the_row(below, dtype):
+    """A row may be so long that its sum passes the limit: its reference need not move for that."""
+    limit = SpeculativeSoftmax.LIMITS[np.dtype(dtype).name]
+    if below is None:  # all scores alike
+        blocks = [np.zeros((16, 8 * 1024), np.float32)] * 40
+    else:
+        blocks = [np.zeros((16, 8), np.float32), *[np.full((16, 8), np.log2(limit) - below, np.float32)] * 40]
+    softmax, _, exact = speculate(blocks, dtype)
+    assert softmax.corrections == 1
+    assert np.all(softmax.sum > 8 * (limit if below is not None else 2.0**15))
+    np.testing.assert_allclose(softmax.finish()[1], exact.finish()[1], rtol=3e-7)
 
 
 def test_sixteen_rows_decide_together():
     blocks = [np.zeros((40, 2), np.float32), np.zeros((40, 2), np.float32)]
     blocks[1][20] = 100
-    blocks[1][21] = -5
-    softmax, steps, _ = speculate(blocks, np.float16)
-    assert softmax.corrections == 1
-    shrink = steps[1][1][:, 0]
-    assert shrink[20] == 2.0**-100
-    assert np.all(np.delete(shrink, 20) == 1)  # their own maximum has not grown
-    assert np.all(softmax.maximum[21] == 0)
+    blocks[1][21] = 5  # in range, but of the same warp
+    blocks[1][22] = -5
+    blocks[1][[15, 32]] = 5  # of the warps before and after
+    softmax, ((P, _), (P_next, shrink)), exact = speculate(blocks, np.float16)
+    assert softmax.corrections == 3 + 1
+    moved = {20: 100, 21: 5}
+    np.testing.assert_array_equal(softmax.reference[:, 0], [moved.get(row, 0) for row in range(40)])
+    np.testing.assert_array_equal(shrink[:, 0], [2.0 ** -moved.get(row, 0) for row in range(40)])
+    assert np.all(P == 1)
+    np.testing.assert_array_equal(P_next[:, 0], [{15: 32, 32: 32, 22: 2.0**-5}.get(row, 1) for row in range(40)])
+    np.testing.assert_allclose(softmax.finish()[1], exact.finish()[1], rtol=3e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_score_that_is_no_number_is_not_in_range(special, dtype):
+    """Its warp corrects in every block, and so the other rows of the warp always follow their maximum."""
+    blocks = [np.full((32, 9), n, np.float32) for n in range(4)]
+    for scores in blocks[1:]:
+        scores[3, 8] = special
+    with np.errstate(invalid="ignore"):
+        softmax, steps, _ = speculate(blocks, dtype)
+        inverse, lse = softmax.finish()
+    assert softmax.corrections == 2 + 3
+    assert np.all(np.delete(softmax.reference[:16], 3) == 3)
+    assert np.all(softmax.reference[16:] == 0)
+    for P, _ in steps[1:]:
+        assert np.isnan(P[3, 8])
+    np.testing.assert_array_equal(np.isnan(inverse[:, 0]), np.arange(32) == 3)
+    np.testing.assert_array_equal(np.isnan(lse), np.arange(32) == 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_without_a_key_is_not_in_range(dtype):
+    """Rows that see their first key later than others of their warp, or none."""
+    blocks = [np.zeros((16, 4), np.float32) for _ in range(3)]
+    blocks[0][2] = blocks[1][2] = blocks[0][3] = -np.inf
+    for scores in blocks:
+        scores[4] = -np.inf
+    with np.errstate(divide="ignore"):
+        softmax, steps, exact = speculate(blocks, dtype)
+        (inverse, lse), (_, expected) = softmax.finish(), exact.finish()
+    assert softmax.corrections == 3  # row 4
+    assert inverse[4] == 0
+    np.testing.assert_allclose(lse, expected, rtol=1e-6)
+    assert np.isneginf(lse[4])
+    assert all(np.isfinite(P).all() for P, _ in steps)
+
+
+@pytest.mark.parametrize("scale_log2", [1.0, 0.18033688, 3.7, 1e-30])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_speculative_softmax_is_a_softmax(dtype, scale_log2):
+    """Sum and output stay in one frame, whenever it moves."""
+    random = np.random.default_rng(3)
+    blocks = [np.float32(random.normal(size=(40, 24)) * 20 * (1 + n)) for n in range(8)]
+    softmax, steps, exact = speculate(blocks, dtype, scale_log2)
+    O = np.zeros((40, 1), np.float32)
+    for P, shrink in steps:
+        assert ((shrink >= 0) & (shrink <= 1)).all()
+        O = O * shrink + P.sum(axis=-1, keepdims=True)
+    inverse, lse = softmax.finish()
+    np.testing.assert_allclose(O * inverse, np.ones((40, 1)), rtol=1e-6)
+    # An exponent of up to 64 is rounded to 2**-18.
+    np.testing.assert_allclose(lse, exact.finish()[1], rtol=3e-7, atol=2.0**-18)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -411,38 +548,78 @@ def test_hard_scores(kind, dtype):
         check(*harden(kind, q, k, block=64), v, tile_n=64)
 
 
-def test_values_of_bfloat16_down_to_the_last_ones_of_float32():
-    """O is at least 2**-60 of the output, and its unit 2**-149: 2**-89 of the output. The GPU flushes below 2**-66."""
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hard_scores_are_what_they_say(dtype, softmaxes):
+    """Corrections of 3 warps of each of two heads in 10 blocks, beside those in the first one."""
+    q, k, v = inputs((1, 40, 2, 64), (1, 640, 2, 64), dtype)
+    found = {}
+    for kind in KINDS:
+        softmaxes.clear()
+        with np.errstate(invalid="ignore"):
+            online.attention(*harden(kind, q, k, block=64), v, tile_n=64, speculative=True)
+        found[kind] = sum(softmax.corrections for softmax in softmaxes) - 2 * 3
+    for kind in "growing", "jumps", "huge":
+        assert found.pop(kind) > 0
+    assert found == {
+        "constant": 0,
+        "negative": 0,
+        "slow": 0,
+        "steps": 2 * 3 * 9,
+        "NaN in q": 9,  # one warp, always
+        "inf in q": 9,
+        "NaN in k": 3,  # one head, in the block that has it: it is no maximum
+        "inf in k": 3,  # it is one, to which all other scores are small
+        "-inf in k": 3,
+    }
+
+
+@pytest.mark.parametrize("exponent", [-60, -84, -100, -110])
+def test_small_values_of_bfloat16(exponent):
+    """P of the largest weight is 1 or more: as much is left of V as in the exact softmax."""
     q, k, v = inputs((1, 40, 1, 64), (1, 640, 1, 64), ml_dtypes.bfloat16)
-    for exponent in (-40, -60, -70):
-        check(q, k, (v.astype(np.float32) * 2.0**exponent).astype(v.dtype))
-    v = (v.astype(np.float32) * 2.0**-84).astype(v.dtype)
-    reference, _ = dense.attention(q, k, v)
-    out, _ = online.attention(q, k, v, speculative=True)
-    error = np.abs(out.astype(np.float64) - reference)
-    assert error.max() <= 640 * 2.0**-90 + np.abs(reference).max() * 2.0**-8
-    assert error.max() > np.abs(reference).max() * 2.0**-8
+    out, _ = check(q, k, (v.astype(np.float32) * 2.0**exponent).astype(v.dtype))
+    assert out.any()
 
 
-@pytest.mark.parametrize("beyond", [7.5, 12.5, 16.5, 18.5])
-def test_small_weights_of_float16_are_multiples_of_that_of_the_maximum(beyond):
-    """Below 2**-7 of the largest weight they are subnormal, and rounded by up to 2**-18 of it."""
+@pytest.mark.parametrize(("beyond", "each"), [(55.75, 128), (59.75, 8)])
+def test_large_values_of_bfloat16(beyond, each, softmaxes):
+    """2**17 keys of 2**47 are no overflow, however far above the reference they lie: 2**17 * 2**47 * 2**60 < 2**128.
+
+    Each sum of a block of 128 keys is just below its limit: 16 keys at 2**55.75, or one at 2**59.75.
+    """
+    keys, tile_n = 2**17, 128
+    q, k, v = (np.zeros((1, n, 1, 8), ml_dtypes.bfloat16) for n in (16, keys, keys))
+    q[..., 0] = 1
+    k[..., 0] = -4096
+    blocks = k.reshape(-1, tile_n, 8)
+    blocks[:-1, :each, 0] = beyond
+    blocks[-1, :, 0] = 0  # visited first
+    v[...] = 2.0**47
+    v[..., 1] *= -1
+    out, lse = online.attention(q, k, v, softmax_scale=math.log(2), tile_n=tile_n, speculative=True)
+    assert [softmax.corrections for softmax in softmaxes] == [1]
+    np.testing.assert_array_equal(out, np.broadcast_to(v[:, :1], out.shape))
+    np.testing.assert_allclose(lse, math.log(2) * (beyond + math.log2(each * (keys // tile_n - 1))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("beyond", [7.5, 12.5, 16.5, 18.5, 23.5])
+@pytest.mark.parametrize("old", [0.0, 10.5])
+def test_small_weights_of_float16_are_as_exact_as_without_speculation(old, beyond):
+    """P of the largest key at hand is 1 when it becomes the reference, and later keys may only be larger."""
     keys = 500
     q, k, v = (np.zeros((1, n, 1, 16), np.float16) for n in (16, keys, keys))
     q[..., 0] = 1
     k[:, :-1, :, 0] = -beyond * np.log(2)
-    v[:, :-1] = 1
+    k[:, 0, :, 0] = old * np.log(2)  # the last one visited, within range
+    v[:, 1:-1] = 1
     reference, reference_lse = dense.attention(q, k, v, softmax_scale=1.0)
     total = np.exp(reference_lse.max())
-    errors = {}
     for speculative in (False, True):
         out, lse = online.attention(q, k, v, softmax_scale=1.0, speculative=speculative)
-        errors[speculative] = np.abs(out.astype(np.float64) - reference).max() - 2.0**-11 * reference.max()
-        np.testing.assert_allclose(lse, reference_lse, rtol=0, atol=1e-6)
-    assert errors[True] <= (keys - 1) * 2.0**-18 / total
-    assert errors[False] <= (keys - 1) * 2.0**-25 / total
-    if beyond > 18:
-        assert errors[True] > (keys - 1) * 2.0**-20 / total  # the bound is not idle: these weights are 0
+        error = np.abs(out.astype(np.float64) - reference).max()
+        smallest = 1 if speculative else np.exp2(old)  # what a P of 1 stands for
+        assert error <= (keys - 2) * 2.0**-25 * smallest / total + 2.0**-11 * reference.max() + 2.0**-25
+        np.testing.assert_allclose(lse, reference_lse, rtol=0, atol=2e-6)
 
 
 def test_a_softmax_of_float32_cannot_speculate():

@@ -119,21 +119,24 @@ void Machine::sync_lanes(Warp& w, u32 mask) {
   w.clocks.push_back(std::move(joined));
 }
 
-/// fence.proxy.async: what the lanes know of generic accesses, their own included, holds for the async proxy.
+/// fence.proxy.async: what each lane knows of generic accesses, its own included, holds for the async proxy. The lanes part,
+/// because none learns that another one has fenced.
 void Machine::fence_proxy(Warp& w, u32 mask) {
   if (!options_.checks) return;
-  for (size_t i = 0, n = w.clocks.size(); i < n; ++i) {
-    const u32 both = w.clocks[i].mask & mask;
-    if (!both) continue;
-    if (both != w.clocks[i].mask) {
-      w.clocks.push_back({both, w.clocks[i].v});
-      w.clocks[i].mask &= ~both;
+  std::vector<LaneClock> clocks;
+  for (LaneClock& c : w.clocks) {
+    const u32 both = c.mask & mask;
+    for (int l = 0; l < lanes; ++l) {
+      if (!(both >> l & 1)) continue;
+      clocks.push_back({1u << l, c.v});
+      std::vector<u32>& v = clocks.back().v;
+      unit_.join(section(v, fenced), section(v, happens), static_cast<int>(width_));
+      section(v, fenced)[w.clock_base + l] = w.epoch;
     }
-    LaneClock& c = both == w.clocks[i].mask ? w.clocks[i] : w.clocks.back();
-    unit_.join(section(c.v, fenced), section(c.v, happens), static_cast<int>(width_));
-    for (int l = 0; l < lanes; ++l)
-      if (both >> l & 1) section(c.v, fenced)[w.clock_base + l] = w.epoch;
+    c.mask &= ~both;
+    if (c.mask) clocks.push_back(std::move(c));
   }
+  w.clocks = std::move(clocks);
   ++w.epoch;
 }
 

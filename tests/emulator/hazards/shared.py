@@ -185,6 +185,19 @@ PAIRS = (
         """,
     ),
     Pair(
+        "SHARED_READ_NOT_ORDERED_AFTER_WRITE",
+        "each lane has fenced what it wrote for a bulk store, and none has heard of the others",
+        f"""
+        mad.lo.u32 %r0, %t, 4, %s;
+        st.shared.u32 [%r0], %t;
+        fence.proxy.async;
+        + bar.warp.sync 0xffffffff;
+        @%one {STORE} [%out], [%s], 128;
+        @%one cp.async.bulk.commit_group;
+        @%one cp.async.bulk.wait_group 0;
+        """,
+    ),
+    Pair(
         "SHARED_MISSING_PROXY_FENCE",
         "the fence comes before the store that it should cover",
         """

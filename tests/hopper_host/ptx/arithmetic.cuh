@@ -4,6 +4,7 @@
 
 namespace cupyfa::ptx {
 inline float ex2_approx_ftz(float x) { return x; }
+inline float rcp_approx_ftz(float x) { return x; }
 inline float lg2_approx_ftz(float x) { return x; }
 template <DType>
 u32 cvt_rn_x2(float, float) {

@@ -3,10 +3,10 @@
 namespace cupyfa::ptx {
 template <int registers>
 inline void setmaxnreg_dec() {
-  std::printf("setmaxnreg %d\n", registers);
+  request("setmaxnreg %d", registers);
 }
 template <int registers>
 inline void setmaxnreg_inc() {
-  std::printf("setmaxnreg %d\n", registers);
+  request("setmaxnreg %d", registers);
 }
 }  // namespace cupyfa::ptx

@@ -2,5 +2,5 @@
 #include "ptx/types.cuh"
 
 namespace cupyfa::ptx {
-inline void stmatrix_x4(SharedAddress row, u32, u32, u32, u32) { std::printf("stmatrix %u\n", row); }
+inline void stmatrix_x4(SharedAddress row, u32, u32, u32, u32) { request("stmatrix %u", row); }
 }  // namespace cupyfa::ptx

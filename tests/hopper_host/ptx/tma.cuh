@@ -4,17 +4,17 @@
 
 namespace cupyfa::ptx {
 inline void prefetch_tensormap(const TensorMap&) {}
-// A tensor map carries a letter, so that the trace can name the tensor.
-inline void cp_async_bulk_tensor_4d_load(SharedAddress destination, const TensorMap& map, int c0, int c1, int c2, int c3,
-                                         SharedAddress barrier) {
-  std::printf("load %u %c %d %d %d %d %u\n", destination, char(map.opaque[0]), c0, c1, c2, c3, barrier);
+// A tensor map carries a letter, so that a request can name the tensor.
+inline void cp_async_bulk_tensor_4d_load(SharedAddress destination, const TensorMap& map, int c0, int c1, int c2,
+                                         int c3, SharedAddress barrier) {
+  request("load %c %u %d %d %d %d %u", char(map.opaque[0]), destination, c0, c1, c2, c3, barrier);
 }
-inline void cp_async_bulk_tensor_4d_store(const TensorMap&, int c0, int c1, int c2, int c3, SharedAddress source) {
-  std::printf("store %u %d %d %d %d\n", source, c0, c1, c2, c3);
+inline void cp_async_bulk_tensor_4d_store(const TensorMap& map, int c0, int c1, int c2, int c3, SharedAddress source) {
+  request("store %c %u %d %d %d %d", char(map.opaque[0]), source, c0, c1, c2, c3);
 }
-inline void cp_async_bulk_commit_group() { std::puts("bulk_commit"); }
+inline void cp_async_bulk_commit_group() { request("bulk_commit"); }
 template <int pending>
 inline void cp_async_bulk_wait_group_read() {
-  std::printf("bulk_wait %d\n", pending);
+  request("bulk_wait %d", pending);
 }
 }  // namespace cupyfa::ptx

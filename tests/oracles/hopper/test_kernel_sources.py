@@ -1,32 +1,35 @@
 """The forward kernel's own sources against the Hopper oracles: every wait, arrival, copy, descriptor and turn.
 
-The roles are compiled for the host and their requests replayed in many interleavings (`hopper_trace`). The emulator of
-compiled PTX will repeat this on what the device really runs; here nothing but a C++ compiler is needed.
+The roles are compiled for the host and run in many interleavings (`hopper_trace`). The emulator of compiled PTX will
+repeat this on what the device really runs; here nothing but a C++ compiler is needed.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import pytest
-from hopper_trace import Problem, Traces, replay, tiles
+from hopper_trace import CONSUMERS, PRODUCER, STORER, Host, Problem, key_blocks, panels, replay, tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyfa.oracles.hopper.barriers import ArrivalOverflow, ParticipantMismatch
 from cupyfa.oracles.hopper.ledger import SM90, RegisterPool, ThreadRegisters, ownership, shared_memory
 from cupyfa.oracles.hopper.machine import Deadlock
-from cupyfa.oracles.hopper.pipeline import EarlyRead, EarlyReuse, StaleGeneration
+from cupyfa.oracles.hopper.pipeline import ConservationError, EarlyRead, EarlyReuse, StaleGeneration
 from cupyfa.oracles.hopper.ring import positions
 from cupyfa.oracles.hopper.roles import Config, load_order, run
 from cupyfa.oracles.hopper.swizzle import panel_addresses
 from cupyfa.oracles.hopper.token_ring import handoffs
 from cupyfa.oracles.hopper.two_stage import MissingProduct
-from cupyfa.oracles.hopper.wgmma_queue import ReleaseBeforeCompletion
+from cupyfa.oracles.hopper.wgmma_queue import AccumulatorInFlight, MissingFence, ReleaseBeforeCompletion
+from cupyfa.oracles.scheduling.makespan import TileSetViolation
 from cupyfa.select import CANDIDATES
 from cupyfa.spec import DType, FwdSpec, Scheduler
 
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16,
     head_dim=64,
+    head_dim_v=64,
     tile_m=128,
     tile_n=64,
     stages=2,
@@ -42,26 +45,42 @@ SPEC = FwdSpec(
 VARIANTS = [
     {},
     {"overlap": False},
+    {"overlap": False, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
     {"stages": 1},
     {"stages": 1, "overlap": False, "pingpong": False},
+    {"stages": 1, "q_stages": 2, "scheduler": Scheduler.ONE_TILE},
     {"stages": 3, "q_stages": 2, "causal": False},
-    {"tile_m": 192, "q_stages": 2},
+    {"tile_m": 192, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
     {"tile_m": 192, "overlap": False, "causal": False},
-    {"tile_m": 64, "pingpong": False, "setmaxnreg": False},
-    {"head_dim": 128, "tile_n": 112, "dtype": DType.FLOAT16},
-    {"speculative": True},
-    {"speculative": True, "stages": 1, "dtype": DType.FLOAT16},
+    {"tile_m": 64, "pingpong": False, "setmaxnreg": False, "scheduler": Scheduler.ONE_TILE},
+    {"head_dim": 128, "head_dim_v": 128, "tile_n": 112, "dtype": DType.FLOAT16},
+    {"head_dim": 96, "head_dim_v": 160, "q_stages": 2},
+    {"speculative": True, "scheduler": Scheduler.DYNAMIC},
+    {"speculative": True, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
+    {"speculative": True, "stages": 1, "q_stages": 3, "dtype": DType.FLOAT16},
     {"speculative": True, "stages": 3, "q_stages": 2, "causal": False, "pingpong": False},
-    {"speculative": True, "tile_m": 192},
+    {"speculative": True, "tile_m": 192, "scheduler": Scheduler.ONE_TILE},
+    {"speculative": True, "head_dim": 192, "head_dim_v": 32, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
 ]
 SPECS = [dataclasses.replace(SPEC, **variant) for variant in VARIANTS]
-FIELDS = ("head_dim", "tile_m", "tile_n", "q_stages", "speculative", "pingpong")
-TABLE = [dataclasses.replace(SPEC, **{name: getattr(row, name) for name in FIELDS}) for row in CANDIDATES]
+FIELDS = ("head_dim", "head_dim_v", "tile_m", "tile_n", "stages", "q_stages")
+TABLE = [
+    dataclasses.replace(
+        SPEC, speculative=True, scheduler=Scheduler.DYNAMIC, **{name: getattr(row, name) for name in FIELDS}
+    )
+    for row in CANDIDATES
+]
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory):
-    return Traces(tmp_path_factory.mktemp("trace"), [*SPECS, *TABLE])
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("host"), [*SPECS, *TABLE])
+
+
+def grid(spec, problem, ctas):
+    """At most so many CTAs, each with a tile."""
+    count = len(tiles(spec, problem))
+    return count if spec.scheduler is Scheduler.ONE_TILE else min(ctas, count)
 
 
 # --- Everything at once ---
@@ -72,235 +91,411 @@ def traces(tmp_path_factory):
     spec=st.sampled_from(SPECS),
     seqlen_q=st.integers(1, 500),
     seqlen_k=st.integers(0, 400),
-    heads=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    heads=st.sampled_from([(1, 1, 1, 1), (2, 1, 1, 2), (2, 2, 1, 1), (2, 1, 2, 3)]),
+    ctas=st.integers(1, 3),
+    counter=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_random_problems_in_random_interleavings(traces, spec, seqlen_q, seqlen_k, heads, seed):
-    """Empty tiles (seqlen_q > seqlen_k with a causal mask), one block, many tiles, one slot to three."""
-    trace = traces.of(spec, Problem(seqlen_q, seqlen_k, *heads))
-    played = replay(trace, seed)
-    blocks = [n for _, _, n in tiles(trace)]
-    assert all(barrier.pending == barrier.arrivals for barrier in played.barriers.values())  # nothing half done
-    if spec.pingpong:
+def test_random_problems_in_random_interleavings(host, spec, seqlen_q, seqlen_k, heads, ctas, counter, seed):
+    """Tiles that see no key (seqlen_q > seqlen_k with a causal mask), one block, many tiles, one slot to three."""
+    problem = Problem(seqlen_q, seqlen_k, *heads)
+    played = replay(host, spec, problem, seed, ctas=grid(spec, problem, ctas), counter=counter)
+    for cta in played.ctas:
         groups = spec.tile_m // 64
-        calls = sum(handoffs(n, spec.overlap) for n in blocks)
-        assert played.turns == [*list(range(groups)) * calls, 0]  # at the end the first warpgroup takes the last credit
-        assert [played.named[1 + g].arrived for g in range(groups)] == [0] * groups
-    else:
-        assert played.turns == []
+        calls = sum(handoffs(key_blocks(spec, problem, tile), spec.overlap) for tile in cta.posted)
+        # At the end the first warpgroup takes the last credit.
+        assert cta.turns == ([*list(range(groups)) * calls, 0] if spec.pingpong else [])
 
 
 @pytest.mark.parametrize("spec", TABLE, ids=str)
-def test_kernels_that_are_selected(traces, spec):
-    trace = traces.of(spec, Problem(300, 300, 1, 1))
+def test_kernels_that_are_selected(host, spec):
+    problem = Problem(300, 300)
     for seed in range(2):
-        replay(trace, seed)
+        replay(host, spec, problem, seed, ctas=grid(spec, problem, 2))
 
 
-def test_empty_tiles_make_no_turn_and_load_only_q(traces):
-    trace = traces.of(SPEC, Problem(seqlen_q=300, seqlen_k=40))
-    assert [n for _, _, n in tiles(trace)] == [1, 0, 0]  # rows 0 to 255 see no key
-    loads = [op[2] for op in trace.agents["thread 0"] if op[0] == "load"]
-    assert loads == ["K", "Q", "V", "Q", "Q"]
-    replay(trace, 0)
+def test_tiles_without_keys_walk_over_one_masked_block(host):
+    problem = Problem(seqlen_q=300, seqlen_k=40)  # rows 0 to 259 see no key
+    assert [key_blocks(SPEC, problem, tile) for tile in tiles(SPEC, problem)] == [1, 1, 1]
+    (cta,) = replay(host, SPEC, problem, 0).ctas
+    assert "".join(tensor for tensor, _ in loads(cta)) == "KQ" + "KVQ" * 2 + "V"
+
+
+def test_ctas_draw_their_tiles(host):
+    """Who draws how many depends on the interleaving; without a counter they are dealt out."""
+    spec, problem = SPECS[VARIANTS.index({"speculative": True, "scheduler": Scheduler.DYNAMIC})], Problem(300, 300, 4)
+    drawn = {tuple(len(cta.posted) for cta in replay(host, spec, problem, seed, ctas=3).ctas) for seed in range(8)}
+    assert len(drawn) > 1
+    dealt = replay(host, spec, problem, 0, ctas=3, counter=False)
+    assert [len(cta.posted) for cta in dealt.ctas] == [4, 4, 4]
 
 
 # --- The oracle's roles are twins ---
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if s.head_dim == 64], ids=str)
-def test_producer_order_is_that_of_the_oracle(traces, spec):
-    trace = traces.of(spec, Problem(400, 300))
-    got = [(op[2], int(op[4])) for op in trace.agents["thread 0"] if op[0] == "load"]
-    want = []
-    for m, _, blocks in tiles(trace):
-        for tensor, r in load_order(blocks):
-            want.append((tensor, m * spec.tile_m if tensor == "Q" else (blocks - 1 - r) * spec.tile_n))
-    assert got == want
+def loads(cta):
+    """Tensor and row of each tile that the producer loads."""
+    return [(x[0], x[3]) for word, x in cta.warps[PRODUCER].requests if word == "load" and x[2] == 0]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_waits_have_the_stages_and_parities_of_the_oracle(traces, spec):
-    """All try_wait of both sides, against the coordinate table of the whole CTA."""
-    trace = traces.of(spec, Problem(400, 300))
-    _, _, _, q_bar, k_bar, v_bar, _ = trace.layout
-    blocks = sum(n for _, _, n in tiles(trace))
-    for base, stages, count in (
-        (q_bar, spec.q_stages, len(tiles(trace))),
-        (k_bar, spec.stages, blocks),
-        (v_bar, spec.stages, blocks),
+def test_producer_order_is_that_of_the_oracle(host, spec):
+    """Within a tile. The next K goes before the last V, and so does the next Q, if there is a slot for it."""
+    problem = Problem(spec.tile_m if spec.scheduler is Scheduler.ONE_TILE else 400, 300)
+    (cta,) = replay(host, spec, problem, 0).ctas
+    want, last_v = [], []
+    for tile in tiles(spec, problem):
+        blocks = key_blocks(spec, problem, tile)
+        k, q, *rest = [
+            (tensor, tile.m * spec.tile_m if tensor == "Q" else (blocks - 1 - r) * spec.tile_n)
+            for tensor, r in load_order(blocks)
+        ]
+        want += [k, q, *last_v, *rest[:-1]] if spec.q_stages > 1 else [k, *last_v, q, *rest[:-1]]
+        last_v = rest[-1:]
+    assert loads(cta) == want + last_v
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_waits_have_the_stages_and_parities_of_the_oracle(host, spec):
+    """All try_wait of all sides, against the coordinate table of the whole CTA."""
+    problem = Problem(spec.tile_m if spec.scheduler is Scheduler.ONE_TILE else 400, 300)
+    (cta,) = replay(host, spec, problem, 0).ctas
+    at = host.layout(spec)
+    count = len(tiles(spec, problem))
+    blocks = sum(key_blocks(spec, problem, tile) for tile in tiles(spec, problem))
+
+    def waits(thread, first, barriers):
+        got = [x for word, x in cta.warps[thread].requests if word == "try_wait"]
+        return [x for x in got if first <= x[0] < first + 8 * barriers]
+
+    for base, stages, items, threads in (
+        (at.work, spec.q_stages, count + 1, (CONSUMERS, STORER)),  # the last one says that there is no more
+        (at.k_barriers, spec.stages, blocks, (CONSUMERS,)),
+        (at.v_barriers, spec.stages, blocks, (CONSUMERS,)),
     ):
-        full = [(base + 8 * p.stage, p.full_parity) for p in positions(count, stages)]
-        empty = [(base + 8 * (stages + p.stage), p.empty_parity) for p in positions(count, stages)]
-        for name, want in (("thread 0", empty), ("thread 128", full)):
-            ops = [(int(op[1]), int(op[2])) for op in trace.agents[name] if op[0] == "try_wait"]
-            assert [op for op in ops if base <= op[0] < base + 16 * stages] == want
+        rows = positions(items, stages)
+        empty = [(base + 8 * (stages + p.stage), p.empty_parity) for p in rows]
+        assert waits(PRODUCER, base, 2 * stages) == empty
+        for thread in threads:
+            assert waits(thread, base, 2 * stages) == [(base + 8 * p.stage, p.full_parity) for p in rows]
+    staged = [(at.staged + 8 * p.stage, p.full_parity) for p in positions(count, spec.q_stages)]
+    assert waits(STORER, at.staged, spec.q_stages) == staged
+
+
+def steps(host, spec, problem):
+    """Waits, products, releases, turns and hand-overs of a consumer warp, in program order."""
+    (cta,) = replay(host, spec, problem, 0).ctas
+    at = host.layout(spec)
+    got, products = [], ""
+    for word, x in cta.warps[CONSUMERS].requests:
+        if word in ("ss", "rs"):
+            products = "QK" if word == "ss" else "PV"
+        elif word == "commit":
+            got.append(products)
+        elif word == "wait":
+            got.append(f"complete {x[0]}")
+        elif word == "arrive" and at.staged <= x[0] < at.staged + 8 * spec.q_stages:
+            got.append("hand over")
+        elif word in ("try_wait", "arrive"):
+            ring = "VKQ"[[x[0] >= at.v_barriers, x[0] >= at.k_barriers, x[0] >= at.work].index(True)]
+            got.append(f"{'wait' if word == 'try_wait' else 'release'} {ring}")
+        elif word in ("bar_sync", "bar_arrive") and x[0] <= 3:
+            got.append("sync" if word == "bar_sync" else "arrive")
+    return got
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_consumer_order_is_that_of_the_oracle(traces, spec):
-    """Waits, products, releases and turns of a warp, in program order."""
+def test_consumer_order_is_that_of_the_oracle(host, spec):
+    """One tile. Where the oracle's consumer has stored O and releases Q, the kernel's hands O over."""
     problem = Problem(spec.tile_m, 300)
-    trace = traces.of(spec, problem)
-    ((_, _, blocks),) = tiles(trace)
-    _, _, _, q_bar, k_bar, v_bar, _ = trace.layout
-
-    def ring_of(barrier):
-        return "VKQ"[[barrier >= v_bar, barrier >= k_bar, barrier >= q_bar].index(True)]
-
-    got, products = [], None
-    for op in trace.agents["thread 128"]:
-        if op[0] in ("ss", "rs"):
-            products = "QK" if op[0] == "ss" else "PV"
-        elif op[0] == "commit":
-            got.append(products)
-        elif op[0] in ("try_wait", "arrive"):
-            got.append(("wait" if op[0] == "try_wait" else "release") + " " + ring_of(int(op[1])))
-        elif op[0] in ("bar_sync", "bar_arrive") and int(op[1]) < 4:
-            got.append("sync" if op[0] == "bar_sync" else "arrive")
+    (tile,) = tiles(spec, problem)
+    got = [step for step in steps(host, spec, problem) if not step.startswith("complete")]
 
     config = Config(spec.tile_m // 64, spec.stages, spec.q_stages, spec.overlap, spec.pingpong)
-    cta = run(config, [blocks])
+    cta = run(config, [key_blocks(spec, problem, tile)])
     want = []
     for event in cta.machine.events:
         if event.agent == "tensor" and event.target == "consumer 0":
             want.append(event.action)
-        elif event.agent == "consumer 0" and event.action in ("wait", "release"):
+        elif event.agent == "consumer 0" and event.action in ("wait", "release") and event.target != "Q":
             want.append(f"{event.action} {event.target}")
         elif event.agent == "consumer 0" and event.action in ("sync", "arrive"):
             want.append(event.action)
+    want = ["wait Q", *want, "hand over"]
+    # The kernel asks for another tile, before the last product if that could go with the next scores.
+    early = spec.overlap and spec.q_stages > 1
+    want.insert(len(want) - want[::-1].index("wait V") if early else len(want), "wait Q")
     if spec.pingpong:
         want.append("sync")  # the kernel takes the last credit, which the oracle leaves
     assert got == want
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_the_last_product_of_a_tile_is_issued_with_the_first_scores_of_the_next(host, speculative):
+    (spec,) = [s for s in SPECS if s.stages == 3 and s.q_stages == 2 and s.speculative is speculative]
+    got = steps(host, spec, Problem(2 * spec.tile_m, spec.tile_n))  # two tiles of one block
+    begin = ["wait Q", "wait K", "QK", "complete 0", "release K"]
+    both = ["wait V", "wait Q", "wait K", "PV", "QK", "complete 1", "release V", "hand over", "complete 0", "release K"]
+    end = ["wait V", "wait Q", "PV", "complete 0", "release V", "hand over"]
+    assert got == begin + both + end + ["sync"] * spec.pingpong
 
 
 # --- Layout and registers ---
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *TABLE], ids=str)
-def test_shared_memory_is_that_of_the_ledger(traces, spec):
-    q, k, v, q_bar, k_bar, v_bar, size = traces.of(spec, Problem(1, 1)).layout
-    ledger = shared_memory(spec.tile_m, spec.tile_n, spec.head_dim, spec.head_dim, 2, spec.stages)
-    assert (k - q, v - k, q_bar - v) == (spec.q_stages * ledger.q, ledger.k, ledger.v)
-    assert (k_bar - q_bar, v_bar - k_bar) == (16 * spec.q_stages, 16 * spec.stages)
-    barriers = 16 * spec.q_stages + 2 * 16 * spec.stages
-    assert barriers == ledger.barriers + 16 * (spec.q_stages - 1)
-    assert size == -(-(spec.q_stages * ledger.q + ledger.k + ledger.v + barriers) // 1024) * 1024
-    assert all(start % 1024 == 0 for start in (q, k, v))  # where the swizzle pattern begins
-    assert size <= SM90.shared_bytes_per_block
+def test_shared_memory_is_that_of_the_ledger(host, spec):
+    at = host.layout(spec)
+    columns, columns_v = 64 * panels(spec.head_dim), 64 * panels(spec.head_dim_v)
+    ledger = shared_memory(spec.tile_m, spec.tile_n, columns, columns_v, 2, spec.stages)
+    qo = spec.q_stages * 2 * spec.tile_m * max(columns, columns_v)  # O leaves through the slot of its Q
+    assert (at.k - at.qo, at.v - at.k, at.tiles - at.v) == (qo, ledger.k, ledger.v)
+    # The coordinates of a tile are 16 bytes; its slot has one barrier more than those of the rings.
+    sizes = [16 * spec.q_stages, 16 * spec.q_stages, 8 * spec.q_stages, 16 * spec.stages, 16 * spec.stages]
+    starts = [at.tiles, at.work, at.staged, at.k_barriers, at.v_barriers]
+    assert starts == [at.tiles + sum(sizes[:i]) for i in range(5)]
+    assert sum(sizes[1:]) == ledger.barriers + 24 * spec.q_stages - 16
+    assert at.size == -(-(qo + ledger.k + ledger.v + sum(sizes)) // 1024) * 1024
+    assert all(start % 1024 == 0 for start in (at.qo, at.k, at.v))  # where the swizzle pattern begins
+    assert at.size <= SM90.shared_bytes_per_block
 
 
-def test_chunk_addresses_are_swizzled(traces):
+def test_chunk_addresses_are_swizzled(host):
     tile = panel_addresses(1024, 16, 64, 2)
-    assert traces.of(SPEC, Problem(1, 1)).chunks == tile[:, ::8].ravel().tolist()
+    chunks = [[host.chunk_address(1024, row, chunk) for chunk in range(8)] for row in range(16)]
+    assert chunks == tile[:, ::8].tolist()
 
 
 @pytest.mark.parametrize("spec", [s for s in [*SPECS, *TABLE] if s.setmaxnreg], ids=str)
-def test_setmaxnreg_fits_what_the_launch_allocates(traces, spec):
-    trace = traces.of(spec, Problem(1, 1))
-    asked = {name: int(op[1]) for name, ops in trace.agents.items() for op in ops if op[0] == "setmaxnreg"}
+def test_setmaxnreg_fits_what_the_launch_allocates(host, spec):
+    (cta,) = replay(host, spec, Problem(1, 1), 0).ctas
+    asked = {thread: warp.registers for thread, warp in cta.warps.items()}
     consumers = spec.tile_m // 64
     pool = RegisterPool(1 + consumers, SM90.registers // (128 * (1 + consumers)) // 8 * 8)
-    pool.request(0, [asked["thread 0"]] * 4)
+    assert asked[PRODUCER] == asked[STORER]
+    pool.request(0, [asked[PRODUCER]] * 4)
     for g in range(1, 1 + consumers):
-        pool.request(g, [asked[f"thread {128 * g + 32 * w}"] for w in range(4)])
-    assert ownership(consumers, ThreadRegisters(asked["thread 0"], asked["thread 128"])) <= SM90.registers
+        pool.request(g, [asked[128 * g + 32 * w] for w in range(4)])
+    assert ownership(consumers, ThreadRegisters(asked[PRODUCER], asked[CONSUMERS])) <= SM90.registers
 
 
 # --- The replay can fail: one edit of the sources each ---
 
+
+class Edit(NamedTuple):
+    """A pattern in a file, what it becomes, what then goes wrong, and in which of the kernels below."""
+
+    file: str
+    old: str
+    new: str
+    error: type[Exception] | tuple[type[Exception], ...]
+    kernels: str = "one two exact_two speculative_one"
+
+
+TWO_PANELS = dataclasses.replace(SPEC, head_dim=128, head_dim_v=128)
+SPECULATIVE = {"speculative": True, "scheduler": Scheduler.DYNAMIC}
+KERNELS = {  # by softmax, and the slots of Q
+    "one": TWO_PANELS,
+    "two": dataclasses.replace(TWO_PANELS, **SPECULATIVE, q_stages=2),
+    "exact_two": dataclasses.replace(TWO_PANELS, q_stages=2),
+    "speculative_one": dataclasses.replace(TWO_PANELS, **SPECULATIVE),
+    "serial": dataclasses.replace(TWO_PANELS, overlap=False),
+    "wide_v": dataclasses.replace(TWO_PANELS, head_dim=64),
+}
+PIPELINED = "two exact_two"
+SINGLE = "one speculative_one"
+DYNAMIC = "two speculative_one"
+
 CONSUMER = "hopper/consumer.cuh"
+PRODUCER_SOURCE = "hopper/producer.cuh"
+STORER_SOURCE = "hopper/storer.cuh"
+EPILOGUE = "hopper/epilogue.cuh"
+WORK = "hopper/work.cuh"
+SCHEDULER = "tile_scheduler.cuh"
+LATE = (StaleGeneration, EarlyRead, EarlyReuse, ArrivalOverflow)  # what a wait that proves nothing leads to
+
 EDITS = {
-    "v is not released": (CONSUMER, r"release\(v\);(\s*if \(!in_range\) scale_rows)", r"\1", Deadlock),
-    "k released before its wait": (
+    # Products and the K and V rings
+    "v is not released": Edit(CONSUMER, r"release\(v\);(\s*if \(!in_range\) scale_rows)", r"\1", Deadlock),
+    "k released before its wait": Edit(
+        CONSUMER, r"(complete<1>\(scores\);)[^\n]*\s*release\(k\);", r"release(k); \1", ReleaseBeforeCompletion
+    ),
+    "v released before its wait": Edit(
         CONSUMER,
-        r"complete<1>\(scores\);[^\n]*\s*release\(k\);",
-        "release(k); complete<1>(scores);",
+        r"(complete<0>\(O\);)[^\n]*\s*release\(v\);(\s*if \(!in_range\) scale_rows)",
+        r"release(v); \1 \2",
         ReleaseBeforeCompletion,
     ),
-    "v released before its wait": (
+    "last v released before its wait": Edit(
+        CONSUMER, r"(complete<1>\(O\);)[^\n]*\s*release\(v\);", r"release(v); \1", ReleaseBeforeCompletion, PIPELINED
+    ),
+    "a wait that leaves the last product in flight": Edit(
+        CONSUMER, r"complete<1>\(O\);", "complete<2>(O);", ReleaseBeforeCompletion, PIPELINED
+    ),
+    "O handed over while the last product runs": Edit(
         CONSUMER,
-        r"complete<0>\(O\);[^\n]*\s*release\(v\);(\s*if \(!in_range\) scale_rows)",
-        r"release(v); complete<0>(O);\1",
-        ReleaseBeforeCompletion,
+        r"(complete<1>\(O\);[^\n]*\s*release\(v\);)(\s*finish\(O, softmax, work\);)",
+        r"\2 \1",
+        AccumulatorInFlight,
+        PIPELINED,
     ),
-    "q given back while O is being stored": (
-        "hopper/epilogue.cuh",
-        r"ptx::cp_async_bulk_wait_group_read<0>\(\);",
-        "",
-        ReleaseBeforeCompletion,
+    "next k released before its wait": Edit(
+        CONSUMER, r"complete<0>\(scores\);[^\n]*(\s*work = next;)", r"\1", ReleaseBeforeCompletion, PIPELINED
     ),
-    "parity never flips": (
-        "ring.cuh",
-        r"parity_ \^= 1;",
-        "",
-        (StaleGeneration, EarlyRead, EarlyReuse, ArrivalOverflow, Deadlock),
+    "first k of a tile is not released": Edit(CONSUMER, r"release\(k\);(\s*const BlockRange)", r"\1", Deadlock),
+    "the next scores from the old Q": Edit(CONSUMER, r"rows_of\(next\)", "rows_of(work)", StaleGeneration, PIPELINED),
+    "scores without a fence": Edit("hopper/gemm.cuh", r"ptx::wgmma_fence\(\);  // earlier reads", "//", MissingFence),
+    "output without a fence": Edit("hopper/gemm.cuh", r"ptx::wgmma_fence\(\);  // earlier writes", "//", MissingFence),
+    "parity never flips": Edit("ring.cuh", r"parity_ \^= 1;", "", (*LATE, Deadlock)),
+    "producer starts in the consumer's phase": Edit(
+        "ring.cuh", r"\(data, barriers, 1\) \{\}", "(data, barriers, 0) {}", Deadlock
     ),
-    "producer starts in the consumer's phase": (
-        "ring.cuh",
-        r"\(data, barriers, 1\) \{\}",
-        "(data, barriers, 0) {}",
+    "one release per warpgroup expected, four come": Edit(
+        "hopper/fwd.cu",
+        r"initialise\(storage.k_barriers, consumer_warps<S>\)",
+        r"initialise(storage.k_barriers, S.consumers())",
+        LATE,
+    ),
+    "half of the bytes announced": Edit(
+        "ring.cuh", r"expect_tx\(slot.full, slot_bytes\)", "expect_tx(slot.full, slot_bytes / 2)", (EarlyRead, Deadlock)
+    ),
+    "twice the bytes announced": Edit(
+        "ring.cuh", r"expect_tx\(slot.full, slot_bytes\)", "expect_tx(slot.full, slot_bytes * 2)", Deadlock
+    ),
+    "barriers used before they are initialised": Edit("hopper/fwd.cu", r"__syncthreads\(\);", "", EarlyRead),
+    # What is loaded
+    "another block is loaded": Edit(PRODUCER_SOURCE, r"load_k\(these, j - 1\)", "load_k(these, j)", StaleGeneration),
+    "a block is left out": Edit(
+        PRODUCER_SOURCE, r"j > 1; --j", "j > 2; --j", (StaleGeneration, Deadlock, MissingProduct, EarlyRead)
+    ),
+    "the keys of the last tile again": Edit(
+        PRODUCER_SOURCE, r"\n      keys = Keys::of<S>\(p, tile\);", "", (StaleGeneration, Deadlock)
+    ),
+    "the one Q slot filled before the last V": Edit(
+        PRODUCER_SOURCE,
+        r"if constexpr \(S.q_stages > 1\) (post_or_close\(tile\);\s*load_v\(these, 0\);)[^;]*;",
+        r"\1",
         Deadlock,
+        SINGLE,
     ),
-    "one release per warpgroup expected, four come": (
-        "hopper/storage.cuh",
-        r"kv_releases = 4 \* S",
-        "kv_releases = S",
-        (EarlyReuse, StaleGeneration, EarlyRead, ArrivalOverflow),
+    "V as wide as Q": Edit(
+        PRODUCER_SOURCE, r"load<S.head_dim_v, S.tile_n>", "load<S.head_dim, S.tile_n>", Deadlock, "wide_v"
     ),
-    "half of the bytes announced": (
-        "ring.cuh",
-        r"expect_tx\(slot.full, slot_bytes\)",
-        "expect_tx(slot.full, slot_bytes / 2)",
+    "Q announced as wide as O": Edit(PRODUCER_SOURCE, r"::q_bytes", "::qo_bytes", Deadlock, "wide_v"),
+    # Query tiles: the work ring and the scheduler
+    "no close": Edit(PRODUCER_SOURCE, r"works.close\(\);", "", Deadlock),
+    "a tile without coordinates": Edit(WORK, r"tiles_\[this->stage_\] = tile;", "", (Deadlock, MissingProduct)),
+    "coordinates written over those in use": Edit(
+        WORK, r"wait_parity\(slot.empty, this->parity_\);", "", (*LATE, Deadlock, TileSetViolation)
+    ),
+    "coordinates read before they are there": Edit(
+        WORK, r"wait_parity\(this->slot\(\).full, this->parity_\);", "", (*LATE, Deadlock)
+    ),
+    "work producer starts in the consumer's phase": Edit(WORK, r"q, 1\), tiles_", "q, 0), tiles_", Deadlock),
+    "next work not waited for, two slots": Edit(
+        CONSUMER, r"Work next = works_.next\(\);", "Work next = work;", (*LATE, MissingProduct), PIPELINED
+    ),
+    "next work not waited for, one slot": Edit(
+        CONSUMER, r"\n        work = works_.next\(\);", "", (*LATE, MissingProduct), SINGLE
+    ),
+    "next work not taken over": Edit(CONSUMER, r"work = next;", "", (*LATE, Deadlock), PIPELINED),
+    "no advance": Edit(PRODUCER_SOURCE, r"tiles.advance\(\);", "", TileSetViolation),
+    "counter not reset": Edit(SCHEDULER, r"\*p_.tile_counter = 0;", "{}", TileSetViolation, DYNAMIC),
+    "counter reset by the last draw but one": Edit(
+        SCHEDULER, r"number_ == p_.tiles - 1", "number_ == p_.tiles - 2", TileSetViolation, DYNAMIC
+    ),
+    "counter reset by the first draw in vain": Edit(
+        SCHEDULER, r" && number_ == p_.tiles - 1", "", TileSetViolation, DYNAMIC
+    ),
+    "no reverse": Edit(SCHEDULER, r"\(reverse \?", "(false ?", TileSetViolation, "one exact_two"),
+    # O: hand-over and store
+    "O over a Q that another warp reads": Edit(EPILOGUE, r"ptx::bar_sync\([^;]*;", "", (EarlyReuse, StaleGeneration)),
+    "one epilogue barrier for all": Edit(
+        EPILOGUE,
+        r"epilogue_barrier \+ place.warpgroup",
+        "epilogue_barrier",
+        (EarlyReuse, StaleGeneration, ParticipantMismatch),
+    ),
+    "O invisible to TMA": Edit(EPILOGUE, r"ptx::fence_proxy_async_shared_cta\(\);", "", EarlyRead),
+    "O not announced": Edit(EPILOGUE, r"if \(place.lane\(\) == 0\) ptx::mbarrier_arrive\(staged\);", "", Deadlock),
+    "O announced before it is there": Edit(
+        EPILOGUE,
+        r"(stage_output<S>\(O, inverse, lse, place, slot\);[\s\S]*)(if [^;\n]*mbarrier_arrive\(staged\);)",
+        r"\2 \1",
         EarlyRead,
     ),
-    "twice the bytes announced": (
-        "ring.cuh",
-        r"expect_tx\(slot.full, slot_bytes\)",
-        "expect_tx(slot.full, slot_bytes * 2)",
+    "one hand-over too few expected": Edit(
+        "hopper/fwd.cu",
+        r"initialise\(storage.work_barriers, storage.tiles, consumer_warps<S>\)",
+        "initialise(storage.work_barriers, storage.tiles, consumer_warps<S> - 1)",
+        (EarlyRead, ArrivalOverflow),
+    ),
+    "one hand-over too many expected": Edit(
+        "hopper/fwd.cu",
+        r"initialise\(storage.work_barriers, storage.tiles, consumer_warps<S>\)",
+        "initialise(storage.work_barriers, storage.tiles, consumer_warps<S> + 1)",
         Deadlock,
     ),
-    "another block is loaded": ("hopper/producer.cuh", r"\(j - 1\) \* S.tile_n", "j * S.tile_n", StaleGeneration),
-    "a block is left out": ("hopper/producer.cuh", r"if \(j > 0\) load", "if (j > 1) load", Deadlock),
-    "bootstrap left out": (CONSUMER, r"if \(S.pingpong && last\) [^\n]*\n", "", Deadlock),
-    "a turn of 128 threads": (CONSUMER, r"bar_sync\(own_, [^)]*\)", "bar_sync(own_, 128)", ParticipantMismatch),
-    "a turn of 384 threads": (CONSUMER, r"participants = 2 \*", "participants = 3 *", Deadlock),
-    "waits on the physical index": (
-        CONSUMER,
-        r"bar_sync\(own_,",
-        "bar_sync(own_ + 1,",
-        (Deadlock, ParticipantMismatch),
+    "two arrivals make the slot of Q empty": Edit(
+        WORK, r"initialise\(barriers.q, 1\)", "initialise(barriers.q, 2)", Deadlock
     ),
-    "each warpgroup walks its own blocks": (
+    "O stored before it is staged": Edit(STORER_SOURCE, r"wait_parity\(works.staged[^;]*;", "", EarlyRead),
+    "O of the round before": Edit(STORER_SOURCE, r", work.parity\)", ", work.parity ^ 1)", EarlyRead),
+    "slot given back before O is read": Edit(
+        STORER_SOURCE,
+        r"(ptx::cp_async_bulk_wait_group_read<0>\(\);)[^\n]*(\s*ptx::mbarrier_arrive\(works.empty\(work\)\);)",
+        r"\2 \1",
+        ReleaseBeforeCompletion,
+    ),
+    "slot given back while O is being read": Edit(
+        STORER_SOURCE, r"ptx::cp_async_bulk_wait_group_read<0>\(\);", "", ReleaseBeforeCompletion
+    ),
+    "slot not given back": Edit(STORER_SOURCE, r"ptx::mbarrier_arrive\(works.empty\(work\)\);", "", Deadlock),
+    "O stored from the first slot": Edit(
+        STORER_SOURCE, r"works.data\(work\)", "works.data({0, 0})", (StaleGeneration, EarlyRead), PIPELINED
+    ),
+    "O stored to the next head": Edit(STORER_SOURCE, r"tile.head,", "tile.head + 1,", AssertionError),
+    "O as wide as Q": Edit(STORER_SOURCE, r"panels\(S.head_dim_v\)", "panels(S.head_dim)", TileSetViolation, "wide_v"),
+    "LSE stored when the slot may hold another tile": Edit(
+        CONSUMER, r"(store_lse<S>[^;]*;)(\s*hand_over<S>[^;]*;)", r"\2 \1", TileSetViolation
+    ),
+    # Turns
+    "bootstrap left out": Edit(CONSUMER, r"if \(S.pingpong && last\) [^\n]*\n", "", Deadlock),
+    "a turn of 128 threads": Edit(CONSUMER, r"bar_sync\(own_, [^)]*\)", "bar_sync(own_, 128)", ParticipantMismatch),
+    "a turn of 384 threads": Edit(CONSUMER, r"participants = 2 \*", "participants = 3 *", Deadlock),
+    "waits on the physical index": Edit(
+        CONSUMER, r"bar_sync\(own_,", "bar_sync(own_ + 1,", (Deadlock, ParticipantMismatch)
+    ),
+    "each warpgroup walks its own blocks": Edit(
         CONSUMER,
         r"row, row \+ S.tile_m\).end",
-        "first, first + 64).end",
+        "own, own + warpgroup_rows).end",
         (Deadlock, StaleGeneration, EarlyReuse, MissingProduct),
     ),
-    "turn not passed": (CONSUMER, r"turn_.pass\(\);(\s*complete<1>)", r"\1", Deadlock),
-    "last turn not passed, without overlap": (
-        CONSUMER,
-        r"release\(v\);\s*\}\s*turn_.pass\(\);",
-        "release(v); }",
-        Deadlock,
-    ),
+    "turn not passed": Edit(CONSUMER, r"turn_.pass\(\);(\s*complete<1>)", r"\1", Deadlock),
+    "last turn not passed, without overlap": Edit(CONSUMER, r"turn_.pass\(\);(\s*finish)", r"\1", Deadlock, "serial"),
+    "last credit not taken": Edit(CONSUMER, r"turn_.finish\(\);", "", ConservationError),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_found(tmp_path, edit):
-    name, old, new, error = EDITS[edit]
-    exact = dataclasses.replace(SPEC, head_dim=128, overlap="without overlap" not in edit)  # two boxes per tile
-    specs = [exact, dataclasses.replace(exact, speculative=True)][: 1 + exact.overlap]
-    traces = Traces(tmp_path, specs, {name: (old, new)})
+    file, old, new, error, kernels = EDITS[edit]
+    specs = [KERNELS[name] for name in kernels.split()]
+    host = Host(tmp_path, specs, {file: (old, new)})
     for spec in specs:
         with pytest.raises(error):
-            replay_often(traces.of(spec, Problem(448, 400)))
+            replay_often(host, spec)
 
 
-def replay_often(trace):
+@pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
+def test_nothing_is_found_without_an_edit(tmp_path, spec):
+    replay_often(Host(tmp_path, [spec]), spec)
+
+
+def replay_often(host, spec):
     for seed in range(20):
-        replay(trace, seed)
+        replay(host, spec, Problem(448, 400, heads_q=2), seed, ctas=2)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +508,6 @@ def replay_often(trace):
     ],
 )
 def test_a_wrong_descriptor_is_found(tmp_path, old, new):
-    spec = dataclasses.replace(SPEC, head_dim=128)
-    trace = Traces(tmp_path, [spec], {"layout.cuh": (old, new)}).of(spec, Problem(128, 128))
+    host = Host(tmp_path, [TWO_PANELS], {"layout.cuh": (old, new)})
     with pytest.raises(AssertionError, match=r"step|keys"):
-        replay(trace, 0)
+        replay(host, TWO_PANELS, Problem(128, 128), 0)

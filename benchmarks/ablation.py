@@ -1,0 +1,164 @@
+"""What each part of the forward kernel is worth. Run as ``python -m benchmarks.ablation``.
+
+Every variant is the shipped kernel with some fields of its spec changed, checked like any contestant and timed in the
+same rounds. The problems are those of FlashAttention-3's ablation (arXiv 2407.08608, table 2: batch 4, seqlen 8448, 16
+heads, head_dim 128, float16), the same in bfloat16, and causal problems of growing length for the schedulers, with as
+many key/value heads as query heads and with one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cupyfa
+from benchmarks.correctness import Check, check_all
+from benchmarks.harness import Contestant, Timing, interleave, ratio
+from benchmarks.peers import why_not_here
+from benchmarks.problems import Cell, Inputs, make_inputs
+
+__all__ = ["SCHEDULERS", "SHIPPED", "VARIANTS", "enter", "format_rows", "main", "problems"]
+
+#: The name of the kernel that `attention` runs.
+SHIPPED = "shipped"
+
+_EXACT = {"speculative": False}
+_NO_OVERLAP = _EXACT | {"overlap": False}  # without overlap there is no speculative softmax
+_PINGPONG = {"pingpong": True}
+
+#: Name -> what is changed. The exact softmax, with pingpong, is FlashAttention-3's.
+VARIANTS: dict[str, dict[str, Any]] = {
+    SHIPPED: {},
+    "pingpong": _PINGPONG,
+    "exact softmax": _EXACT,
+    "exact, pingpong": _EXACT | _PINGPONG,
+    "exact, no overlap": _NO_OVERLAP,
+    "exact, no overlap, pingpong": _NO_OVERLAP | _PINGPONG,
+    "one Q slot, tiles one after the other": {"q_stages": 1},
+    "tiles dealt out": {"scheduler": "persistent"},
+    "one CTA per tile": {"scheduler": "one_tile"},
+    "all of it off": _NO_OVERLAP | {"q_stages": 1, "scheduler": "one_tile"},
+    "one consumer warpgroup": {"tile_m": 64, "setmaxnreg": False},
+}
+
+#: Name -> what is changed, for the table of the schedulers.
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "drawn": {"scheduler": "dynamic"},
+    "dealt out": {"scheduler": "persistent"},
+    "one CTA per tile": {"scheduler": "one_tile"},
+}
+
+
+def problems() -> list[tuple[Cell, Mapping[str, dict[str, Any]]]]:
+    """List the problems and the variants that are timed on each.
+
+    Returns
+    -------
+    list of tuple
+        In the order of the output.
+    """
+    paper = [Cell(128, 8448, 4, 16, causal, dtype) for dtype in ("float16", "bfloat16") for causal in (False, True)]
+    lengths = [
+        Cell(128, seqlen, 32768 // seqlen, heads, causal=True, heads_kv=heads_kv)
+        for heads, heads_kv in ((16, None), (8, 1))
+        for seqlen in (512, 1024, 2048, 4096, 8192, 16384, 32768)
+    ]
+    return [*((cell, VARIANTS) for cell in paper), *((cell, SCHEDULERS) for cell in lengths)]
+
+
+def enter(inputs: Inputs, variants: Mapping[str, dict[str, Any]]) -> list[Contestant]:
+    """Prepare the variants.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        The arrays.
+    variants : Mapping
+        Name to ``config=``.
+
+    Returns
+    -------
+    list of Contestant
+        In their order.
+    """
+    q, k, v, out, causal = inputs.q, inputs.k, inputs.v, inputs.out, inputs.cell.causal
+
+    def contestant(name: str, config: dict[str, Any]) -> Contestant:
+        return Contestant(name, lambda: cupyfa.attention(q, k, v, causal=causal, out=out, config=config))
+
+    return [contestant(name, config) for name, config in variants.items()]
+
+
+def format_rows(cell: Cell, checks: Mapping[str, Check], timings: Mapping[str, Timing]) -> list[str]:
+    """Return a problem's figures as a Markdown table.
+
+    Parameters
+    ----------
+    cell : Cell
+        The problem.
+    checks, timings : Mapping
+        By the name of the variant.
+
+    Returns
+    -------
+    list of str
+        TFLOP/s, and the speed relative to the first variant, of which the ratio is formed within a round.
+    """
+    first = next(iter(checks))
+    lines = [f"{cell}", "", f"| variant | TFLOP/s | of {first} |", "|---|---:|---:|"]
+    for name, check in checks.items():
+        timing = timings.get(name)
+        if timing is None:
+            lines.append(f"| {name} | {check.message or 'wrong'} | - |")
+            continue
+        speed = cell.useful_flops / timing.spread.median / 1e12
+        share = f"{ratio(timing, timings[first]).median:.3f}" if first in timings else "-"
+        lines.append(f"| {name} | {speed:.0f} | {share} |")
+    return [*lines, ""]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Instead of the process's.
+
+    Returns
+    -------
+    int
+        0; 1 if a variant was wrong somewhere; 2 without a GPU.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ablation", description="Time the forward kernel with parts of it switched off."
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the timing (%(default)s)")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
+    if reason := why_not_here():
+        print(reason, file=sys.stderr)
+        return 2
+    import cupy
+    from tqdm import tqdm
+
+    from benchmarks.harness import time_on_gpu
+
+    good = True
+    with cupy.cuda.Stream.null, tqdm(problems(), desc="ablation", unit="problem", file=sys.stderr) as progress:
+        for cell, variants in progress:
+            progress.set_postfix_str(str(cell))
+            inputs = make_inputs(cell, cupy)
+            contestants = enter(inputs, variants)
+            checks = check_all(contestants, inputs)
+            timings = interleave([c for c in contestants if checks[c.name].passed], options.rounds, time_on_gpu)
+            progress.write("\n".join(format_rows(cell, checks, timings)), file=sys.stdout)
+            good = good and all(check.passed for check in checks.values())
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

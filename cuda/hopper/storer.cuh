@@ -1,0 +1,29 @@
+// The storer role: one thread that moves finished output tiles from shared memory to global memory by TMA, so that no
+// consumer waits for a store.
+#pragma once
+#include "hopper/storage.cuh"
+#include "params.h"
+#include "ptx/tma.cuh"
+
+namespace cupyfa::hopper {
+
+template <FwdSpec S>
+__device__ void store(const FwdParams& p, Storage<S>& storage) {
+  typename Storage<S>::WorkConsumer works(storage.qo, storage.work_barriers, storage.tiles);
+  while (true) {
+    const Work work = works.next();
+    const Tile tile = works.tile(work);
+    if (!tile.valid()) return;
+    wait_parity(works.staged(work), work.parity);  // proves that all rows of O are staged, and visible to TMA
+#pragma unroll
+    for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
+      ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, tile.m * S.tile_m, tile.head, tile.batch,
+                                         works.data(work) + panel * panel_bytes(S.tile_m));
+    }
+    ptx::cp_async_bulk_commit_group();
+    ptx::cp_async_bulk_wait_group_read<0>();  // proves that O has been read: the slot may take the next Q
+    ptx::mbarrier_arrive(works.empty(work));
+  }
+}
+
+}  // namespace cupyfa::hopper
