@@ -244,11 +244,17 @@ cdef class Function:
             raise LaunchError(f"cuFuncSetAttribute: {_result_name(result)} for {shared_bytes} bytes of shared memory")
 
 
+cdef enum:
+    per_thread_stream = 2  # CU_STREAM_PER_THREAD
+
+
 cdef class TileCounters:
-    """The counters from which the CTAs of a launch draw their tiles: launches that may run together have different ones.
+    """The counters from which the CTAs of a launch draw their tiles: launches that may run together have their own.
 
     A counter is 0 between launches. All launches on a stream share one. A launch under capture gets one of its own, as
-    its graph may run beside anything. Once there are no more, launches go without, and their tiles are dealt out.
+    its graph may run beside anything but itself: of two executables of one graph, one has to wait for the other. They
+    are not given back. Once there are no more, and on per-thread default streams, whose handle is the same for all
+    threads, launches go without, and their tiles are dealt out.
 
     Parameters
     ----------
@@ -278,6 +284,8 @@ cdef class TileCounters:
     cdef uintptr_t _of(self, Stream stream) except? 1:
         """Return the address of the counter for a launch on this stream, 0 for none."""
         cdef unsigned long long identity = 0
+        if <uintptr_t>stream == per_thread_stream:
+            return 0
         if _is_capturing(stream):
             return self._take()
         cdef Result result = cu_stream_get_id(stream, &identity)  # a handle is used again, its number is not

@@ -29,7 +29,7 @@ class AttentionResult(NamedTuple):
     Attributes
     ----------
     out : numpy.ndarray or cupy.ndarray
-        Shape and dtype of ``q``.
+        Shape and dtype of ``q``, but for the last axis, which is as long as that of ``v``.
     lse : numpy.ndarray or cupy.ndarray
         float32, (batch, heads_q, seqlen_q), natural logarithm.
     """
@@ -95,8 +95,10 @@ def attention(
     q : array, (batch, seqlen_q, heads_q, head_dim)
         float16 or ``ml_dtypes.bfloat16``. head_dim is a multiple of 8, at most 256. On the GPU the last axis is
         contiguous and the other strides and the address are multiples of 16 bytes; nothing is ever copied.
-    k, v : array, (batch, seqlen_k, heads_kv, head_dim)
-        Same dtype and place; query head ``h`` uses head ``h // (heads_q // heads_kv)``.
+    k : array, (batch, seqlen_k, heads_kv, head_dim)
+    v : array, (batch, seqlen_k, heads_kv, head_dim_v)
+        Same dtype and place; head_dim_v is a multiple of 8, at most 256, and may differ from head_dim. Query head ``h``
+        uses head ``h // (heads_q // heads_kv)``.
     softmax_scale : float, optional
         Factor of the scores, 1/sqrt(head_dim) by default. 0 and negative factors are fine.
     causal : bool
@@ -106,7 +108,8 @@ def attention(
     return_lse : bool
         Also return the logarithm of the row sums.
     out : array, optional
-        Written in place and returned; shape and dtype of ``q``, no memory in common with other arguments.
+        (batch, seqlen_q, heads_q, head_dim_v), dtype of ``q``, written in place and returned; no memory in common with
+        other arguments.
     lse : array, optional
         float32, (batch, heads_q, seqlen_q), written in place, whatever ``return_lse`` is.
     backend : {"emulator"}, optional
@@ -137,8 +140,8 @@ def attention(
     -----
     The algorithm is FlashAttention-3's (arXiv 2407.08608). Scores and sums are float32; the probabilities are rounded
     to the input dtype before they multiply V. Scaled scores up to a magnitude of 2^22 are meaningful: beyond, the
-    rounding of a float32 product is no longer small against 1, and from about 2^27 on a row may come out as NaN. A
-    scale of 0 stands for the smallest normal float32, which vanishes against scores up to 1e36.
+    rounding of a float32 product is no longer small against 1, and from about 2^27 on a row may come out as NaN, or as
+    one without keys. A scale of 0 stands for the smallest normal float32, which vanishes against scores up to 1e36.
 
     Examples
     --------

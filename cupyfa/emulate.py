@@ -84,6 +84,8 @@ class Prepared:
         The packed parameters.
     out, lse : ndarray
         Where the kernel writes.
+    counter : ndarray
+        From which its CTAs draw tiles.
     """
 
     problem: Problem
@@ -93,6 +95,7 @@ class Prepared:
     params: bytes
     out: np.ndarray[Any, Any]
     lse: np.ndarray[Any, Any] | None
+    counter: np.ndarray[Any, Any]
 
     def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
         """Run the kernel.
@@ -117,6 +120,7 @@ class Prepared:
             policy, seed = options.get("policy", "eager"), options.get("seed", 0)
             return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
         geometry = self.launcher.geometry
+        self.counter[...] = 0  # a run that was stopped, or a mutant, may have left it elsewhere
         run = (kernel or self.kernel).launch(
             grid=geometry.grid,
             block=geometry.threads,
@@ -200,7 +204,7 @@ def prepare(
         if x is not None and not x.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
     if problem.is_empty:
-        return Prepared(problem, selection, None, None, b"", out, lse)
+        return Prepared(problem, selection, None, None, b"", out, lse, np.zeros(1, np.uint32))
     kernel, traits = kernel_of(selection.spec)
     emulated = EmulatedDevice(arch, device.multiprocessors)
     addresses = tuple(
@@ -220,10 +224,11 @@ def prepare(
             swizzle=128,
         )
 
-    counter = emulated.register(np.zeros(1, np.uint32), name="tile_counter") if traits["dynamic"] else 0
+    counter = np.zeros(1, np.uint32)
+    at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
     at_q, at_k, at_v, at_out, at_lse = addresses
-    params = launcher.pack(tensor_map, at_q, at_k, at_v, at_out, at_lse, counter)
-    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse)
+    params = launcher.pack(tensor_map, at_q, at_k, at_v, at_out, at_lse, at_counter)
+    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, counter)
 
 
 class EmulatedAttention(NamedTuple):

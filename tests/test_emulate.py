@@ -21,7 +21,7 @@ from cupyfa.emulator import POLICIES, EmulatedKernel, Finding, Place, Run
 from cupyfa.emulator.mutate import Mutant, mutants
 from cupyfa.explain import Rung
 from cupyfa.oracles import dense
-from cupyfa.testing import assert_close, assert_lse_close, guarded_empty, random_array, score_magnitude
+from cupyfa.testing import Case, assert_close, assert_lse_close, guarded_empty, random_array, score_magnitude
 
 SHAPES = ((1, 130, 2, 64), (1, 150, 1, 64), (1, 150, 1, 64))
 
@@ -412,3 +412,24 @@ def test_explain_does_not_import_the_emulator(nvrtc: None, monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "cupyfa.emulate")
     assert cupyfa.explain(*inputs(), arch="sm_90a").rung is Rung.SASS
     assert "cupyfa.emulate" not in sys.modules
+
+
+def test_a_stopped_run_leaves_nothing_behind(nvrtc: None) -> None:
+    """Its CTAs had drawn tiles; the next run draws them again."""
+    case = Case("stopped", 1, 2048, 64, 2, 1, 64)
+    prepared = emulate.prepare(*case.make_inputs(), sms=2)
+    assert prepared.launch(max_instructions=20_000).hazards == ("PROGRESS_TIMEOUT",)
+    prepared.out[...] = np.nan
+    assert prepared.launch().verdict == "clean"
+    assert not np.isnan(prepared.out.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(32, 96), (192, 128), (64, 256), (256, 40)])
+def test_v_has_a_head_dim_of_its_own(head_dim: int, head_dim_v: int, nvrtc: None) -> None:
+    case = Case("own", 1, 150, 275, 2, 1, head_dim, head_dim_v=head_dim_v)
+    q, k, v = case.make_inputs()
+    out, lse, run = emulate.attention(q, k, v, sms=1)
+    assert run.verdict == "clean"
+    reference, reference_lse = dense.attention(q, k, v)
+    assert_close(out, reference, dense.same_precision(q, k, v)[0])
+    assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k))

@@ -169,7 +169,7 @@ def _head_dim_v() -> Iterator[Case]:
     Shows a size, a stride or a default scale that was taken from the wrong one of the two, and an output that does not
     fit where its q lay.
     """
-    sizes = [(192, 128), (192, 64), (128, 192), (64, 128), (128, 64), (8, 256), (256, 8), (72, 40), (40, 136)]
+    sizes = [(192, 128), (192, 64), (128, 192), (64, 128), (128, 64), (8, 256), (256, 8), (72, 40), (40, 136), (32, 96)]
     for (head_dim, head_dim_v), (dtype, causal) in zip(sizes, _toggles(), strict=False):
         yield Case("head_dim_v", 2, 150, 275, 4, 2, head_dim, dtype, causal, head_dim_v=head_dim_v)
     yield Case("head_dim_v", 16, 300, 300, 16, 4, 192, "bfloat16", True, head_dim_v=128)

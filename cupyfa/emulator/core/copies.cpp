@@ -32,10 +32,14 @@ void Machine::stamp_copy(Copy& c) {
     // The issuing thread knows its own accesses so far.
     section(v, 0)[w.clock_base + c.lane] = w.epoch++;
   }
+  const bool stores = c.kind == Copy::to_global || c.kind == Copy::reduce_global;
   const auto each_chunk = [&](auto f) {
     for (const CopyRow& row : c.rows)
-      for (u32 x = 0; x < row_bytes;) {
-        const u32 linear = row.shared + x, length = std::min(row_bytes - x, 16 - linear % 16);
+      // A load fills clipped elements too; of a store they go nowhere, and need not have been written.
+      for (u32 x = stores ? static_cast<u32>(row.begin) * c.element : 0,
+               end = stores ? static_cast<u32>(row.end) * c.element : row_bytes;
+           x < end;) {
+        const u32 linear = row.shared + x, length = std::min(end - x, 16 - linear % 16);
         const u32 at = swizzled(linear & ~15u, c.swizzle) + linear % 16;
         f(at, at + length);
         x += length;

@@ -1,8 +1,10 @@
 """The forward kernel's roles on the machine: who loads, waits, issues and releases (specification 0x03 to 0x05).
 
-Twins of ``cuda/hopper/producer.cuh`` and ``consumer.cuh``, step by step and with the same names; arithmetic is replaced
-by its duration. `run` plays a whole CTA over a list of tiles and checks that all was used and given back once. The
-events of a run are what the notebook draws.
+Twins of ``cuda/hopper/producer.cuh`` and ``consumer.cuh`` within a tile, step by step and with the same names;
+arithmetic is replaced by its duration. Between tiles the kernel does more: its producer loads the next tile's first K
+and its Q before the last V, its consumers issue the next scores with the last output, and a role of its own stores O.
+`run` plays a whole CTA over a list of tiles and checks that all was used and given back once. The events of a run are
+what the notebook draws.
 """
 
 from __future__ import annotations
