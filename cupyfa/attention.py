@@ -96,9 +96,9 @@ def attention(
         float16 or ``ml_dtypes.bfloat16``. head_dim is a multiple of 8, at most 256. On the GPU the last axis is
         contiguous and the other strides and the address are multiples of 16 bytes; nothing is ever copied.
     k : array, (batch, seqlen_k, heads_kv, head_dim)
+        Same dtype and place; query head ``h`` uses head ``h // (heads_q // heads_kv)``.
     v : array, (batch, seqlen_k, heads_kv, head_dim_v)
-        Same dtype and place; head_dim_v is a multiple of 8, at most 256, and may differ from head_dim. Query head ``h``
-        uses head ``h // (heads_q // heads_kv)``.
+        Same dtype and place; head_dim_v is a multiple of 8, at most 256, and may differ from head_dim.
     softmax_scale : float, optional
         Factor of the scores, 1/sqrt(head_dim) by default. 0 and negative factors are fine.
     causal : bool

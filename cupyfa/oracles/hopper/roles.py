@@ -181,7 +181,7 @@ class Producer:
 
 
 class Consumer:
-    """A consumer warpgroup's program (twin of ``consume`` and ``Mainloop``). Subclasses are faults (0x03)."""
+    """A consumer warpgroup's program (twin of ``Consumer``). Subclasses are faults (0x03)."""
 
     turn_type: type[Turn] = Turn
 
