@@ -2,7 +2,6 @@
 #pragma once
 #include "hopper/place.cuh"
 #include "hopper/storage.cuh"
-#include "hopper/work.cuh"
 #include "params.h"
 #include "ptx/arithmetic.cuh"
 #include "ptx/barrier.cuh"
