@@ -74,7 +74,7 @@ notebooks: $(READY)
 	$(PY) -m pytest --nbmake notebooks $(call TIMEOUT,300)
 
 bench: $(READY)
-	$(PY) -m benchmarks.forward
+	$(PY) -m cupyfa bench forward
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -82,11 +82,11 @@ lint: $(READY)
 	$(PY) -m mypy
 	cython-lint cupyfa
 	clang-format --dry-run -Werror $(FORMATTED)
-	numpydoc lint $(wildcard cupyfa/*.py cupyfa/testing/*.py)
+	numpydoc lint $(wildcard cupyfa/*.py cupyfa/bench/*.py cupyfa/testing/*.py)
 
 clean:
 	rm -rf $(VENV) $(BUILD) .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find $(wildcard cupyfa tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+	find $(wildcard cupyfa tests) -name __pycache__ -prune -exec rm -rf {} +
 
 # --no-build-isolation: an editable install rebuilds itself at import, with the tools it was built with. The warnings of
 # the extension are errors here and not for a user, whose compiler may know warnings that ours does not.

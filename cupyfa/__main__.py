@@ -14,6 +14,7 @@ import numpy as np
 
 import cupyfa
 from cupyfa import emulate, emulate_command
+from cupyfa.bench import ablation, emulator, first_call, forward, host
 from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
 from cupyfa.errors import CompileError
 from cupyfa.oracles import dense
@@ -39,8 +40,23 @@ def main() -> None:
     )
     emulate_command.add_arguments(emulated)
     emulated.set_defaults(run=lambda options: emulate_command.run(options, print))
+    _add_benchmarks(commands.add_parser("bench", help="time kernels, calls and the emulator"))
     options = parser.parse_args()
     sys.exit(options.run(options))
+
+
+def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+    for name, module, about in (
+        ("forward", forward, "the forward pass beside its peers"),
+        ("ablation", ablation, "what each part of the forward kernel is worth"),
+        ("host", host, "host cost of a warm call"),
+        ("first-call", first_call, "time of the first call, compiled and from the disk cache"),
+        ("emulator", emulator, "speed of the emulator; needs no GPU"),
+    ):
+        command = commands.add_parser(name, help=about, description=module.DESCRIPTION)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
 
 
 def info() -> None:

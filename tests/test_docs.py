@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)+)")
-FILE = re.compile(r"`((?:cuda|cupyfa|tests|benchmarks|docs|notebooks)/[\w./]+\.\w+)")
+FILE = re.compile(r"`((?:cuda|cupyfa|tests|docs|notebooks)/[\w./]+\.\w+)")
 ABBREVIATED = re.compile(r"`(?!tests/)[\w./]*::(?:\w+::)*[tT]est\w*`")
 LINK = re.compile(r"\]\(([\w./-]+\.md)\)")
 

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # What a module of cupyfa may import directly; it may then also import whatever that may import. A package (oracles)
-# stands for its modules, which may import each other. __init__ gathers the public names and is free.
+# stands for its modules, which may import each other. __init__ gathers the public names and may
+# import everything but COMMANDS.
 PYTHON_LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
@@ -34,16 +35,26 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "testing": {"oracles", "spec"},
     "explain": {"attention"},
     "emulate_command": {"emulate", "testing"},
-    "__main__": {"__init__", "emulate_command", "explain", "testing"},
+    "bench": {"__init__", "emulate", "testing"},
+    "__main__": {"__init__", "bench", "emulate_command", "explain", "testing"},
 }
 
+# Behind `python -m cupyfa`; nothing but __main__ imports them.
+COMMANDS = {"__main__", "bench", "emulate_command"}
+
 # What a module may import from outside, beside the standard library, at any depth.
-OUTSIDE = {"numpy", "scipy", "ml_dtypes", "tqdm", "cupy", "cuda"}
-OUTSIDE_OF: dict[str, set[str]] = {"oracles": {"numpy", "scipy"}, "spec": set(), "errors": set(), "sources": set()}
+OUTSIDE = {"numpy", "scipy", "ml_dtypes", "cupy", "cuda"}
+OUTSIDE_OF: dict[str, set[str]] = {
+    "bench": {"numpy", "ml_dtypes", "tqdm", "cupy"},
+    "oracles": {"numpy", "scipy"},
+    "spec": set(),
+    "errors": set(),
+    "sources": set(),
+}
 STANDARD = sys.stdlib_module_names | {"libc", "libcpp", "cpython", "cython"}
 
 # Only inside functions (or for a type checker): `import cupyfa` needs none of these.
-LAZY = {"cupy", "cupyx", "cupy_backends", "cuda", "torch", "tqdm"}
+LAZY = {"cupy", "cupyx", "cupy_backends", "cuda", "matplotlib", "torch", "tqdm"}
 
 # What a device file may include. Groups are those of `device_group`; the table is complete, not closed.
 DEVICE_LAYERS: dict[str, set[str]] = {
@@ -137,7 +148,7 @@ def python_violations(package: Path) -> list[str]:
         tree = cython_imports(text) if path.suffix == ".pyx" else ast.parse(text)
         unit, where = unit_of(package, path), path.relative_to(package.parent)
         if unit == "__init__":
-            below = set(PYTHON_LAYERS)
+            below = set(PYTHON_LAYERS) - COMMANDS
         elif unit in PYTHON_LAYERS:
             below = closure(PYTHON_LAYERS, unit)
         else:
@@ -239,6 +250,11 @@ def test_python_layers() -> None:
     assert python_violations(ROOT / "cupyfa") == []
 
 
+def test_only_the_command_line_is_above_a_command() -> None:
+    above = {name: closure(PYTHON_LAYERS, name) & COMMANDS for name in PYTHON_LAYERS}
+    assert {name: below for name, below in above.items() if below} == {"__main__": COMMANDS - {"__main__"}}
+
+
 def test_device_layers() -> None:
     assert device_violations(ROOT / "cuda") == []
 
@@ -269,6 +285,11 @@ GOOD_PACKAGE = {
     "oracles/__init__.py": "from .dense import dense\n",
     "oracles/dense.py": "import math\nimport numpy as np\nfrom . import online\n",
     "oracles/online.py": "",
+    "__main__.py": "from cupyfa.bench import forward\n",
+    "bench/__init__.py": "",
+    "bench/forward.py": "import cupyfa\nfrom cupyfa.bench import peers\n\ndef run():\n    from tqdm import tqdm\n",
+    "bench/peers.py": "from cupyfa.emulate import prepare\n",
+    "emulate.py": "",
     "_launch.pyx": "from libc.string cimport memcpy\nfrom cupyfa.errors import LaunchError\ncdef int x = 0\n",
 }
 
@@ -287,6 +308,12 @@ GOOD_PACKAGE = {
         ("attention.py", "try:\n    import cupy\nexcept ImportError:\n    pass\n", "cupy is imported before"),
         ("kernels.py", "class Kernel:\n    import torch\n", "torch is imported before"),
         ("problem.py", "import jax\n", "problem imports jax"),
+        ("problem.py", "def f():\n    import tqdm\n", "problem imports tqdm"),
+        ("__init__.py", "from . import bench\n", "__init__ imports bench"),
+        ("attention.py", "def f():\n    from cupyfa.bench.peers import enter\n", "attention imports bench"),
+        ("emulate_command.py", "from cupyfa.bench import peers\n", "emulate_command imports bench"),
+        ("bench/peers.py", "import cupyfa.emulate_command\n", "bench imports emulate_command"),
+        ("bench/peers.py", "import tqdm\n", "tqdm is imported before"),
         ("helpers.py", "", "no layer is named helpers"),
     ],
 )

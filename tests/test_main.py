@@ -86,7 +86,14 @@ def test_demo_without_a_compiler_says_what_is_missing() -> None:
 def test_help() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("info", "demo", "emulate"))
+    assert all(command in done.stdout for command in ("info", "demo", "emulate", "bench"))
+
+
+def test_benchmark_without_a_gpu_says_so() -> None:
+    done = run("bench", "forward")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("The benchmark needs a GPU")
+    assert "--head-dim" in run("bench", "forward", "--help").stdout
 
 
 def test_wrong_arguments_of_emulate_are_no_traceback() -> None:

@@ -88,9 +88,16 @@ def test_types_are_declared() -> None:
     assert (package / "_launch.pyi").is_file()
 
 
-def test_import_needs_no_cupy_and_no_framework() -> None:
-    heavy = {"cupy", "cupyx", "cuda", "torch", "jax", "tqdm"}
-    code = f"import sys, cupyfa; print(sorted({heavy!r} & {{name.split('.')[0] for name in sys.modules}}))"
+@pytest.mark.parametrize("module", ["cupyfa", "cupyfa.__main__"])
+def test_import_needs_no_cupy_and_no_framework(module: str) -> None:
+    heavy = {"cupy", "cupyx", "cuda", "torch", "jax", "matplotlib", "tqdm"}
+    code = f"import sys, {module}; print(sorted({heavy!r} & {{name.split('.')[0] for name in sys.modules}}))"
+    assert run_python(code) == "[]"
+
+
+def test_import_leaves_the_commands_out() -> None:
+    commands = ("cupyfa.__main__", "cupyfa.bench", "cupyfa.emulate_command")
+    code = f"import sys, cupyfa; print([name for name in sys.modules if name.startswith({commands!r})])"
     assert run_python(code) == "[]"
 
 

@@ -18,9 +18,9 @@ from gpu.tools import elf_sections  # noqa: E402
 from nvrtc_tools import import_nvrtc  # noqa: E402
 
 import cupyfa  # noqa: E402
-from benchmarks.first_call import first_calls as first_calls_of  # noqa: E402
 from cupyfa import kernels  # noqa: E402
 from cupyfa._launch import Function, LaunchGeometry, TensorMapGeometry, launch, unpack_traits  # noqa: E402
+from cupyfa.bench.first_call import first_calls as first_calls_of  # noqa: E402
 from cupyfa.compiler import compile_offline  # noqa: E402
 from cupyfa.explain import Rung  # noqa: E402
 from cupyfa.spec import FwdSpec  # noqa: E402

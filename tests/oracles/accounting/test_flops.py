@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.problems import Cell
+from cupyfa.bench.problems import Cell
 from cupyfa.oracles.accounting import flops
 from cupyfa.oracles.accounting.flops import (
     AttentionShape,

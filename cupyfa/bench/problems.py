@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from cupyfa.testing import random_array
@@ -115,8 +116,6 @@ def make_inputs(cell: Cell, xp: Any) -> Inputs:
     Inputs
         Random q, k, v and a poisoned out.
     """
-    import ml_dtypes
-
     dtype = np.dtype(ml_dtypes.bfloat16 if cell.dtype == "bfloat16" else np.float16)
     shape_kv = (cell.batch, cell.seqlen, cell.heads_kv or cell.heads, cell.head_dim)
     q, k, v = (random_array(s, dtype, seed, xp=xp) for seed, s in enumerate((cell.shape, shape_kv, shape_kv), start=1))

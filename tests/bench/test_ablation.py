@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from problems import make_problem
 
-from benchmarks import ablation
-from benchmarks.correctness import Check
-from benchmarks.harness import Timing
-from benchmarks.problems import Cell, make_inputs
+from cupyfa.bench import ablation
+from cupyfa.bench.correctness import Check
+from cupyfa.bench.harness import Timing
+from cupyfa.bench.problems import Cell, make_inputs
 from cupyfa.select import H200, select
 
 CELL = Cell(head_dim=128, seqlen=64, batch=1, heads=2, causal=True)
@@ -43,13 +43,12 @@ def test_table():
     assert lines[4:] == ["| a | 0 | 1.000 |", "| b | 0 | 0.500 |", "| c | no | - |", ""]
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+def test_without_a_gpu_it_says_so(bench, monkeypatch, capsys):
     monkeypatch.setattr(ablation, "why_not_here", lambda: "The benchmark needs a GPU.")
-    assert ablation.main([]) == 2
+    assert bench("ablation") == 2
     assert capsys.readouterr().err == "The benchmark needs a GPU.\n"
 
 
-def test_bad_option(capsys):
-    with pytest.raises(SystemExit):
-        ablation.main(["--rounds", "0"])
-    assert "--rounds is 0; it must be at least 1" in capsys.readouterr().err
+def test_bad_option(bench, capsys):
+    assert bench("ablation", "--rounds", "0") == 2
+    assert "argument --rounds: it is 0; it must be at least 1" in capsys.readouterr().err

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cupyfa
-from benchmarks.clocks import Clocks
-from benchmarks.correctness import LIMIT_TEXT, Check
-from benchmarks.harness import Timing, ratio
-from benchmarks.peers import BASELINE, Availability
-from benchmarks.problems import Cell
+from cupyfa.bench.clocks import Clocks
+from cupyfa.bench.correctness import LIMIT_TEXT, Check
+from cupyfa.bench.harness import Timing, ratio
+from cupyfa.bench.peers import BASELINE, Availability
+from cupyfa.bench.problems import Cell
 from cupyfa.spec import FwdSpec
 
 __all__ = ["CONVENTIONS", "Row", "describe_row", "environment", "write"]
@@ -67,7 +67,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _host_cpu() -> str:
-    """The model, where Linux tells it."""
+    """Return the model, where Linux tells it."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,21 +1,21 @@
 """The forward and host benchmarks with fake peers and fake clocks, on NumPy arrays."""
 
+import argparse
 import contextlib
 import importlib.metadata
-import subprocess
+import json
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import first_call, forward, host, manifest, peers
-from benchmarks.correctness import Check
-from benchmarks.harness import Contestant, Spread, Timing
-from benchmarks.manifest import Row
-from benchmarks.peers import PEERS, Availability, Peer
-from benchmarks.problems import Cell, make_inputs
+from cupyfa.bench import first_call, forward, host, manifest, peers
+from cupyfa.bench.correctness import Check
+from cupyfa.bench.harness import Contestant, Spread, Timing
+from cupyfa.bench.manifest import Row
+from cupyfa.bench.peers import PEERS, Availability, Peer
+from cupyfa.bench.problems import Cell, make_inputs
 from cupyfa.oracles import dense
 
 CELL = Cell(head_dim=16, seqlen=64, batch=1, heads=2, causal=True)
@@ -52,7 +52,9 @@ def measure(*present):
 
 
 def test_default_cells():
-    options = forward._parser().parse_args([])
+    parser = argparse.ArgumentParser()
+    forward.add_arguments(parser)
+    options = parser.parse_args([])
     cells = forward.cells(options.head_dim, options.seqlen, options.tokens, options.hidden, options.dtype)
     assert len(cells) == 18
     assert {(cell.batch * cell.seqlen, cell.heads * cell.head_dim) for cell in cells} == {(16384, 2048)}
@@ -66,14 +68,14 @@ def test_default_cells():
         (["--seqlen", "1000"], "--seqlen 1000 does not divide --tokens 16384"),
         (["--head-dim", "96"], "--head-dim 96 does not divide --hidden 2048"),
         (["--head-dim", "0"], "--head-dim 0 does not divide"),
-        (["--rounds", "0"], "--rounds is 0"),
+        (["--rounds", "0"], "argument --rounds: it is 0; it must be at least 1"),
+        (["--batch-seconds", "0"], "argument --batch-seconds: it is 0.0; it must be above 0 and at most 60"),
+        (["--batch-seconds", "nan"], "argument --batch-seconds: it is nan; it must be above 0"),
         (["--dtype", "float32"], "invalid choice"),
     ],
 )
-def test_bad_options_are_refused_before_anything_runs(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        forward.main(arguments)
-    assert stop.value.code == 2
+def test_bad_options_are_refused_before_anything_runs(bench, arguments, message, capsys):
+    assert bench("forward", *arguments) == 2
     assert message in capsys.readouterr().err
 
 
@@ -239,10 +241,10 @@ def test_host_lines():
 # --- the command line ---
 
 
-@pytest.mark.parametrize("module", [forward, host])
-def test_without_a_gpu_it_says_so(module, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["forward", "ablation", "host", "first-call"])
+def test_without_a_gpu_it_says_so(bench, command, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert module.main([]) == 2
+    assert bench(command) == 2
     message = capsys.readouterr().err
     assert message.startswith("The benchmark needs a GPU")
     assert len(message.splitlines()) == 1
@@ -264,15 +266,40 @@ def test_other_gpus_are_refused(capability, message, monkeypatch):
     assert peers.why_not_here() is None
 
 
-def test_module_runs_from_the_command_line():
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.forward", "--help"], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert "--head-dim" in done.stdout
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["forward"], ["tqdm"]),
+        (["forward", "--plot", "bars.png"], ["matplotlib"]),
+        (["forward", "--plot", "bars.png"], ["tqdm", "matplotlib"]),
+        (["ablation"], ["tqdm"]),
+    ],
+)
+def test_the_extra_is_named_before_anything_runs(bench, arguments, absent, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy("90"))
+    for name in absent:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert bench(*arguments) == 2
+    assert capsys.readouterr().err == f"The benchmark needs {' and '.join(absent)}: pip install 'cupyfa[bench]'\n"
 
 
-def test_whole_run_with_a_fake_gpu(monkeypatch, tmp_path, capsys):
+def test_first_call_is_made_by_the_command_of_a_new_process(bench, monkeypatch, tmp_path, capsys):
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return types.SimpleNamespace(returncode=0, stdout=json.dumps({"seconds": 0.5}))
+
+    monkeypatch.setattr(first_call.subprocess, "run", run)
+    assert first_call.first_calls(tmp_path) == [{"seconds": 0.5}] * 2
+    assert commands[0] == commands[1]
+    assert commands[0][:4] == [sys.executable, "-m", "cupyfa", "bench"]
+    monkeypatch.setattr(first_call, "_child", lambda: print("the child"))
+    assert bench(*commands[0][4:]) == 0
+    assert capsys.readouterr().out == "the child\n"
+
+
+def test_whole_run_with_a_fake_gpu(bench, monkeypatch, tmp_path, capsys):
     """Everything but the kernels: NumPy stands for CuPy, a table for the clock."""
     cupy = fake_cupy("90")
     cupy.cuda.Device = lambda: types.SimpleNamespace(compute_capability="90", pci_bus_id="0000:01:00.0")
@@ -287,7 +314,7 @@ def test_whole_run_with_a_fake_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(first_call, "first_calls", lambda cache: [{"seconds": 0.71}, {"seconds": 0.0271}])
     path = tmp_path / "bench.json"
     arguments = ["--head-dim", "16", "--seqlen", "64", "--tokens", "64", "--hidden", "32", "--json", str(path)]
-    assert forward.main(arguments) == 0
+    assert bench("forward", *arguments) == 0
     out, err = capsys.readouterr()
     assert "| 16 | full | 64 |" in out
     assert "| 16 | causal | 64 |" in out

@@ -1,32 +1,45 @@
-"""Speed of the emulator on one core. Run as ``python -m benchmarks.emulator``; it needs no GPU.
+"""Speed of the emulator on one core. Run as ``python -m cupyfa bench emulator``; it needs no GPU.
 
 The forward kernel of Hopper runs one problem without checks and with all of them, and a problem of the size that tests
 and mutants have; a long PTX text is parsed and decoded. Every result is checked before it is timed. Times are CPU times
-of the process, which has one thread.
+of the thread that runs it; it starts no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.harness import Spread
+import numpy as np
 
-if TYPE_CHECKING:
-    from cupyfa.emulate import Prepared
+from cupyfa import emulate
+from cupyfa.bench.harness import Spread
+from cupyfa.bench.usage import count, why_missing
+from cupyfa.compiler import compile_ptx
+from cupyfa.emulate import Prepared
+from cupyfa.emulator import _core
+from cupyfa.emulator.decode import decode
+from cupyfa.emulator.ptx import parse
+from cupyfa.errors import CompileError
+from cupyfa.oracles import dense
+from cupyfa.testing import assert_close, random_array
 
-__all__ = ["Figure", "format_table", "long_text", "main", "measure", "prepare", "tasks"]
+__all__ = ["DESCRIPTION", "Figure", "add_arguments", "format_table", "long_text", "measure", "prepare", "run", "tasks"]
+
+#: Of the command, for its help.
+DESCRIPTION = (
+    "Speed of the emulator, on one core. Exit status: 0; 1 if a target is missed; 2 without a compiler or the "
+    "extra `bench`, or for wrong usage."
+)
 
 #: batch, seqlen_q, seqlen_k, heads, head_dim
 SPEED, MUTANT = (1, 512, 512, 2, 128), (1, 300, 333, 1, 128)
 LINES = 14_000
-_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +82,6 @@ def prepare(problem: Sequence[int], causal: bool = False) -> Prepared:
     Prepared
         On one multiprocessor: a single CTA walks all tiles.
     """
-    from cupyfa import emulate
-    from cupyfa.oracles import dense
-    from cupyfa.testing import assert_close, random_array
-
     batch, seqlen_q, seqlen_k, heads, head_dim = problem
     shapes = ((batch, seqlen, heads, head_dim) for seqlen in (seqlen_q, seqlen_k, seqlen_k))
     q, k, v = (random_array(shape, "bfloat16", seed) for seed, shape in enumerate(shapes))
@@ -118,17 +127,14 @@ def long_text(ptx: str, symbol: str, lines: int) -> tuple[str, str]:
 
 def tasks() -> Iterator[tuple[str, str, float, Callable[[], float]]]:
     """Yield what is measured: name, unit, target, and a call that measures it once."""
-    from cupyfa.compiler import compile_ptx
-    from cupyfa.emulator import decode, ptx
-
     speed, mutant = prepare(SPEED), prepare(MUTANT, causal=True)
     size = f"{SPEED[1]} x {SPEED[2]}, {SPEED[3]} heads, d{SPEED[4]}"
 
     def seconds(call: Callable[[], object]) -> Callable[[], float]:
         def once() -> float:
-            begin = time.process_time()
+            begin = time.thread_time()
             call()
-            return time.process_time() - begin
+            return time.thread_time() - begin
 
         return once
 
@@ -146,10 +152,10 @@ def tasks() -> Iterator[tuple[str, str, float, Callable[[], float]]]:
 
     compiled = compile_ptx(speed.selection.spec)
     text, name = long_text(compiled.ptx, compiled.symbol, LINES)
-    module = ptx.parse(text)
-    yield f"parse {text.count(chr(10)):,} lines of PTX", "s", 1, seconds(lambda: ptx.parse(text))
+    module = parse(text)
+    yield f"parse {text.count(chr(10)):,} lines of PTX", "s", 1, seconds(lambda: parse(text))
     count = len(module.entries)
-    yield f"decode one of its {count} kernels", "s", 1, seconds(lambda: decode.decode(module, name))
+    yield f"decode one of its {count} kernels", "s", 1, seconds(lambda: decode(module, name))
 
 
 def measure(rounds: int) -> list[Figure]:
@@ -199,30 +205,33 @@ def format_table(figures: Sequence[Figure]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command.
 
     Parameters
     ----------
-    arguments : sequence of str, optional
-        Instead of the process's.
+    parser : argparse.ArgumentParser
+        Of the command.
+    """
+    parser.add_argument("--rounds", type=count, default=9, help="rounds that count (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of :func:`add_arguments`.
 
     Returns
     -------
     int
-        0; 1 if a target is missed; 2 without a compiler.
+        Exit status, as in :data:`DESCRIPTION`.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.emulator", description="Speed of the emulator.")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds that count (%(default)s)")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    os.environ.update(dict.fromkeys(_THREADS, "1"))  # before NumPy is imported
-    import numpy as np
-
-    from cupyfa.emulator import _core
-    from cupyfa.errors import CompileError
-
+    if reason := why_missing("tqdm"):
+        print(reason, file=sys.stderr)
+        return 2
     try:
         figures = measure(options.rounds)
     except CompileError as error:
@@ -233,7 +242,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(format_table(figures)))
     print(f"\nOne thread, vector unit {_core.VECTOR_UNIT}, NumPy {np.__version__}; medians of {options.rounds} rounds.")
     return 0 if all(figure.met for figure in figures) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

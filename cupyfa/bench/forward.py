@@ -1,4 +1,4 @@
-"""The forward pass beside its peers. Run as ``python -m benchmarks.forward``; ``--help`` lists the options."""
+"""The forward pass beside its peers. Run as ``python -m cupyfa bench forward``; ``--help`` lists the options."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import cupyfa
-from benchmarks import first_call, host, manifest
-from benchmarks.clocks import Clocks
-from benchmarks.correctness import LIMIT_TEXT, Check, check_all
-from benchmarks.harness import Timer, interleave, ratio, time_on_gpu
-from benchmarks.manifest import Row
-from benchmarks.peers import BASELINE, PEERS, Availability, Peer, enter, probe_all, why_not_here
-from benchmarks.problems import Cell, Inputs, make_inputs
+from cupyfa.bench import first_call, host, manifest
+from cupyfa.bench.clocks import Clocks
+from cupyfa.bench.correctness import LIMIT_TEXT, Check, check_all
+from cupyfa.bench.harness import Timer, interleave, ratio, time_on_gpu
+from cupyfa.bench.manifest import Row
+from cupyfa.bench.peers import BASELINE, PEERS, Availability, Peer, enter, probe_all, why_not_here
+from cupyfa.bench.problems import Cell, Inputs, make_inputs
+from cupyfa.bench.usage import count, why_missing
 
-__all__ = ["cells", "format_notes", "format_table", "main", "measure_cell", "plot"]
+__all__ = ["DESCRIPTION", "add_arguments", "cells", "format_notes", "format_table", "measure_cell", "plot", "run"]
+
+#: Of the command, for its help.
+DESCRIPTION = (
+    "Time cupyfa's forward pass beside every peer that imports. Exit status: 0; 1 if cupyfa was wrong somewhere; 2 "
+    "without a GPU or the extra `bench`, or for wrong usage."
+)
 
 
 def cells(
@@ -80,11 +87,11 @@ def measure_cell(
     rounds : int
         Rounds of the timing.
     timer : Callable
-        As for :func:`benchmarks.harness.interleave`.
+        As for :func:`cupyfa.bench.harness.interleave`.
     clocks : Clocks, optional
         Read before and after.
     batch_seconds : float
-        As for :func:`benchmarks.harness.interleave`.
+        As for :func:`cupyfa.bench.harness.interleave`.
 
     Returns
     -------
@@ -166,7 +173,7 @@ def format_notes(rows: Sequence[Row], peers: Sequence[Availability], header: dic
     peers : sequence of Availability
         All peers.
     header : dict
-        From :func:`benchmarks.manifest.environment`.
+        From :func:`cupyfa.bench.manifest.environment`.
 
     Returns
     -------
@@ -230,26 +237,11 @@ def plot(rows: Sequence[Row], path: str) -> None:
 # Command line
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.forward", description="Time cupyfa's forward pass beside every peer that imports."
-    )
-    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128, 256], metavar="D")
-    parser.add_argument("--seqlen", type=int, nargs="+", default=[1024, 4096, 16384], metavar="S")
-    parser.add_argument("--tokens", type=int, default=16384, help="batch * seqlen (%(default)s)")
-    parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim (%(default)s)")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of the timing (%(default)s)")
-    parser.add_argument(
-        "--batch-seconds",
-        type=float,
-        default=0.010,
-        metavar="T",
-        help="length of a batch (%(default)s); with 1 or more the GPU runs at the clocks that its power allows",
-    )
-    parser.add_argument("--json", metavar="PATH", help="write the manifest with all figures")
-    parser.add_argument("--plot", metavar="PATH", help="save a bar chart, PNG or SVG (needs matplotlib)")
-    return parser
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 60:
+        raise argparse.ArgumentTypeError(f"it is {value}; it must be above 0 and at most 60")
+    return value
 
 
 def _measure_all(
@@ -280,30 +272,50 @@ def _one_line(row: Row) -> str:
     return "; ".join(parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command.
 
     Parameters
     ----------
-    arguments : sequence of str, optional
-        Instead of the process's.
+    parser : argparse.ArgumentParser
+        Of the command.
+    """
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128, 256], metavar="D")
+    parser.add_argument("--seqlen", type=int, nargs="+", default=[1024, 4096, 16384], metavar="S")
+    parser.add_argument("--tokens", type=int, default=16384, help="batch * seqlen (%(default)s)")
+    parser.add_argument("--hidden", type=int, default=2048, help="heads * head_dim (%(default)s)")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
+    parser.add_argument("--rounds", type=count, default=7, help="rounds of the timing (%(default)s)")
+    parser.add_argument(
+        "--batch-seconds",
+        type=_seconds,
+        default=0.010,
+        metavar="T",
+        help="length of a batch (%(default)s); with 1 or more the GPU runs at the clocks that its power allows",
+    )
+    parser.add_argument("--json", metavar="PATH", help="write the manifest with all figures")
+    parser.add_argument("--plot", metavar="PATH", help="save a bar chart, PNG or SVG (needs matplotlib)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of :func:`add_arguments`.
 
     Returns
     -------
     int
-        0; 1 if cupyfa was wrong somewhere; 2 without a GPU.
+        Exit status, as in :data:`DESCRIPTION`.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
     try:
         problems = cells(options.head_dim, options.seqlen, options.tokens, options.hidden, options.dtype)
     except ValueError as error:
-        parser.error(str(error))
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    if not 0 < options.batch_seconds <= 60:
-        parser.error(f"--batch-seconds is {options.batch_seconds}; it must be above 0 and at most 60")
-    if reason := why_not_here():
+        print(f"bench forward: {error}", file=sys.stderr)
+        return 2
+    if reason := why_not_here() or why_missing("tqdm", *(["matplotlib"] if options.plot else [])):
         print(reason, file=sys.stderr)
         return 2
     import cupy
@@ -323,7 +335,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as cache:
         print("\n" + first_call.format_line(first_call.first_calls(Path(cache))))
     return 0 if all(row.checks["cupyfa"].passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

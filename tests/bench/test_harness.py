@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import clocks as clocks_module
-from benchmarks.clocks import Clocks
-from benchmarks.correctness import LIMIT, agree, check_all
-from benchmarks.harness import Contestant, Spread, Timing, first_line, interleave, order, ratio
-from benchmarks.problems import Cell, make_inputs
+from cupyfa.bench import clocks as clocks_module
+from cupyfa.bench.clocks import Clocks
+from cupyfa.bench.correctness import LIMIT, agree, check_all
+from cupyfa.bench.harness import Contestant, Spread, Timing, first_line, interleave, order, ratio
+from cupyfa.bench.problems import Cell, make_inputs
 from cupyfa.oracles import dense, online
 
 SMALL = Cell(head_dim=16, seqlen=200, batch=2, heads=2, causal=True)

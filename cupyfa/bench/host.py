@@ -1,7 +1,7 @@
 """Host cost of a warm call: thousands of calls on a small problem between two synchronisations.
 
 The GPU's part is a few microseconds and runs behind the host, so the time between the synchronisations over the number
-of calls is what a call costs its caller. Run as ``python -m benchmarks.host``.
+of calls is what a call costs its caller. Run as ``python -m cupyfa bench host``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,31 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.correctness import check_all
-from benchmarks.harness import Contestant, Spread, interleave
-from benchmarks.peers import enter, why_not_here
-from benchmarks.problems import Cell, make_inputs
+from cupyfa.bench.correctness import check_all
+from cupyfa.bench.harness import Contestant, Spread, interleave
+from cupyfa.bench.peers import enter, why_not_here
+from cupyfa.bench.problems import Cell, make_inputs
+from cupyfa.bench.usage import count
 
-__all__ = ["CELL", "HostCost", "describe", "format_lines", "main", "measure", "time_on_host"]
+__all__ = [
+    "CELL",
+    "DESCRIPTION",
+    "HostCost",
+    "add_arguments",
+    "describe",
+    "format_lines",
+    "measure",
+    "run",
+    "time_on_host",
+]
+
+#: Of the command, for its help.
+DESCRIPTION = (
+    "Host cost of a warm call. Exit status: 0; 1 if cupyfa was not timed; 2 without a GPU, or for wrong usage."
+)
 
 #: Small enough for the host to be the slower one.
 CELL = Cell(head_dim=64, seqlen=128, batch=1, heads=2, causal=False)
@@ -143,25 +159,31 @@ def _microseconds(spread: Spread) -> str:
     return f"{spread.median:.1f} us [{spread.low:.1f}..{spread.high:.1f}]"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command.
 
     Parameters
     ----------
-    arguments : sequence of str, optional
-        Instead of the process's.
+    parser : argparse.ArgumentParser
+        Of the command.
+    """
+    parser.add_argument("--calls", type=count, default=2000, help="calls between two synchronisations")
+    parser.add_argument("--rounds", type=count, default=9, help="batches of each contestant")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of :func:`add_arguments`.
 
     Returns
     -------
     int
-        0, 1 if cupyfa was not timed, or 2 without a GPU.
+        Exit status, as in :data:`DESCRIPTION`.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description="Host cost of a warm call.")
-    parser.add_argument("--calls", type=int, default=2000, help="calls between two synchronisations")
-    parser.add_argument("--rounds", type=int, default=9, help="batches of each contestant")
-    options = parser.parse_args(arguments)
-    if min(options.calls, options.rounds) < 1:
-        parser.error("--calls and --rounds must be at least 1")
     if reason := why_not_here():
         print(reason, file=sys.stderr)
         return 2
@@ -171,7 +193,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cost = measure(options.calls, options.rounds)
     print("\n".join(format_lines(cost)))
     return 0 if "cupyfa" in cost.microseconds else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,7 @@
-"""How long the first call takes: with compilation, and in the next process, from CuPy's disk cache."""
+"""How long the first call takes: with compilation, and in the next process, from CuPy's disk cache.
+
+Run as ``python -m cupyfa bench first-call``.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import why_not_here
+import ml_dtypes
 
-__all__ = ["first_calls", "format_line", "main"]
+import cupyfa
+from cupyfa.bench.peers import why_not_here
+
+__all__ = ["DESCRIPTION", "add_arguments", "first_calls", "format_line", "run"]
+
+#: Of the command, for its help.
+DESCRIPTION = "Time of the first call. Exit status: 0; 2 without a GPU, or for wrong usage."
 
 
 def first_calls(cache: Path) -> list[dict[str, Any]]:
@@ -33,7 +42,7 @@ def first_calls(cache: Path) -> list[dict[str, Any]]:
         ``registers`` from ``cupyfa.explain``.
     """
     environment = os.environ | {"CUPY_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-m", "benchmarks.first_call", "--child"]
+    command = [sys.executable, "-m", "cupyfa", "bench", "first-call", "--child"]
     said = []
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -65,9 +74,6 @@ def format_line(calls: Sequence[dict[str, Any]]) -> str:
 
 def _child() -> None:
     import cupy
-    import ml_dtypes
-
-    import cupyfa
 
     q = cupy.zeros((1, 300, 4, 128), ml_dtypes.bfloat16)
     k = cupy.zeros((1, 500, 2, 128), ml_dtypes.bfloat16)
@@ -82,22 +88,31 @@ def _child() -> None:
     print(json.dumps({"seconds": seconds, "rung": rung, "registers": registers}))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command.
 
     Parameters
     ----------
-    arguments : sequence of str, optional
-        Instead of the process's.
+    parser : argparse.ArgumentParser
+        Of the command.
+    """
+    parser.add_argument("--child", action="store_true", help="make the call in this process and print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of :func:`add_arguments`.
 
     Returns
     -------
     int
-        0, or 2 without a GPU.
+        Exit status, as in :data:`DESCRIPTION`.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_call", description="Time of the first call.")
-    parser.add_argument("--child", action="store_true", help="make the call in this process and print JSON")
-    if parser.parse_args(arguments).child:
+    if options.child:
         _child()
         return 0
     if reason := why_not_here():
@@ -106,7 +121,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as cache:
         print(format_line(first_calls(Path(cache))))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

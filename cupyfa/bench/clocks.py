@@ -13,17 +13,17 @@ __all__ = ["Clocks"]
 class Clocks:
     """Reads the SM clock and the power of a GPU; nothing is changed.
 
+    Parameters
+    ----------
+    pci_bus_id : str
+        The GPU, as CUDA names it.
+
     Attributes
     ----------
     source : str
         ``"pynvml"``, ``"nvidia-smi"`` or why there is none.
     driver : str or None
         Version of the driver.
-
-    Parameters
-    ----------
-    pci_bus_id : str
-        The GPU, as CUDA names it.
     """
 
     def __init__(self, pci_bus_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What each part of the forward kernel is worth. Run as ``python -m benchmarks.ablation``.
+"""What each part of the forward kernel is worth. Run as ``python -m cupyfa bench ablation``.
 
 Every variant is the shipped kernel with some fields of its spec changed, checked like any contestant and timed in the
 same rounds. The problems are those of FlashAttention-3's ablation (arXiv 2407.08608, table 2: batch 4, seqlen 8448, 16
@@ -10,16 +10,33 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import cupyfa
-from benchmarks.correctness import Check, check_all
-from benchmarks.harness import Contestant, Timing, interleave, ratio
-from benchmarks.peers import why_not_here
-from benchmarks.problems import Cell, Inputs, make_inputs
+from cupyfa.bench.correctness import Check, check_all
+from cupyfa.bench.harness import Contestant, Timing, interleave, ratio
+from cupyfa.bench.peers import why_not_here
+from cupyfa.bench.problems import Cell, Inputs, make_inputs
+from cupyfa.bench.usage import count, why_missing
 
-__all__ = ["SCHEDULERS", "SHIPPED", "VARIANTS", "enter", "format_rows", "main", "problems"]
+__all__ = [
+    "DESCRIPTION",
+    "SCHEDULERS",
+    "SHIPPED",
+    "VARIANTS",
+    "add_arguments",
+    "enter",
+    "format_rows",
+    "problems",
+    "run",
+]
+
+#: Of the command, for its help.
+DESCRIPTION = (
+    "Time the forward kernel with parts of it switched off. Exit status: 0; 1 if a variant was wrong somewhere; 2 "
+    "without a GPU or the extra `bench`, or for wrong usage."
+)
 
 #: The name of the kernel that `attention` runs.
 SHIPPED = "shipped"
@@ -119,33 +136,37 @@ def format_rows(cell: Cell, checks: Mapping[str, Check], timings: Mapping[str, T
     return [*lines, ""]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command.
 
     Parameters
     ----------
-    arguments : sequence of str, optional
-        Instead of the process's.
+    parser : argparse.ArgumentParser
+        Of the command.
+    """
+    parser.add_argument("--rounds", type=count, default=5, help="rounds of the timing (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of :func:`add_arguments`.
 
     Returns
     -------
     int
-        0; 1 if a variant was wrong somewhere; 2 without a GPU.
+        Exit status, as in :data:`DESCRIPTION`.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ablation", description="Time the forward kernel with parts of it switched off."
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of the timing (%(default)s)")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    if reason := why_not_here():
+    if reason := why_not_here() or why_missing("tqdm"):
         print(reason, file=sys.stderr)
         return 2
     import cupy
     from tqdm import tqdm
 
-    from benchmarks.harness import time_on_gpu
+    from cupyfa.bench.harness import time_on_gpu
 
     good = True
     with cupy.cuda.Stream.null, tqdm(problems(), desc="ablation", unit="problem", file=sys.stderr) as progress:
@@ -158,7 +179,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.write("\n".join(format_rows(cell, checks, timings)), file=sys.stdout)
             good = good and all(check.passed for check in checks.values())
     return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

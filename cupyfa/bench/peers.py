@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import cupyfa
-from benchmarks.harness import Contestant, first_line
-from benchmarks.problems import Inputs
+from cupyfa.bench.harness import Contestant, first_line
+from cupyfa.bench.problems import Inputs
 
 __all__ = ["BASELINE", "PEERS", "Availability", "Peer", "enter", "probe_all", "why_not_here"]
 
@@ -204,7 +204,13 @@ PEERS = (
 
 
 def why_not_here() -> str | None:
-    """Return one sentence if cupyfa's kernels cannot run here."""
+    """Return one sentence if cupyfa's kernels cannot run here.
+
+    Returns
+    -------
+    str or None
+        What the benchmark needs and does not find.
+    """
     try:
         import cupy
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 import cupyfa
-from benchmarks import host, manifest
-from benchmarks.correctness import Check
-from benchmarks.harness import Spread, Timing
-from benchmarks.manifest import Row
-from benchmarks.peers import Availability
-from benchmarks.problems import Cell
+from cupyfa.bench import host, manifest
+from cupyfa.bench.correctness import Check
+from cupyfa.bench.harness import Spread, Timing
+from cupyfa.bench.manifest import Row
+from cupyfa.bench.peers import Availability
+from cupyfa.bench.problems import Cell
 from cupyfa.spec import DType, FwdSpec, Scheduler
 
 CELL = Cell(head_dim=128, seqlen=1024, batch=16, heads=16, causal=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Contestant, first_line
-from benchmarks.problems import Inputs
+from cupyfa.bench.harness import Contestant, first_line
+from cupyfa.bench.problems import Inputs
 from cupyfa.oracles import dense
 
 __all__ = ["LIMIT", "LIMIT_TEXT", "Check", "agree", "check_all"]

@@ -1,13 +1,14 @@
 """The benchmark of the emulator, with one round."""
 
 import re
+import sys
 
 import pytest
 from nvrtc_tools import import_nvrtc
 
-from benchmarks import emulator
-from benchmarks.emulator import Figure, format_table, long_text
-from benchmarks.harness import Spread
+from cupyfa.bench import emulator
+from cupyfa.bench.emulator import Figure, format_table, long_text
+from cupyfa.bench.harness import Spread
 from cupyfa.emulator import ptx
 
 KERNEL = """.version 8.6
@@ -50,14 +51,12 @@ def test_table_says_what_misses_its_target():
     ]
 
 
-def test_everything_is_measured(monkeypatch, capsys):
+def test_everything_is_measured(bench, monkeypatch, capsys):
     import_nvrtc()
-    for name in emulator._THREADS:
-        monkeypatch.setenv(name, "1")  # restored afterwards
     monkeypatch.setattr(emulator, "SPEED", (1, 64, 64, 1, 64))
     monkeypatch.setattr(emulator, "MUTANT", (1, 40, 70, 1, 64))
     monkeypatch.setattr(emulator, "LINES", 10)
-    assert emulator.main(["--rounds", "1"]) in (0, 1)  # the machine may be slow
+    assert bench("emulator", "--rounds", "1") in (0, 1)  # the machine may be slow
     said = capsys.readouterr().out
     for word in ("without checks", "all checks", "million/s", "mutant", "parse", "decode"):
         assert word in said
@@ -75,8 +74,12 @@ def test_a_kernel_with_a_hazard_is_not_timed(monkeypatch):
 
 
 @pytest.mark.parametrize("rounds", ["0", "-1"])
-def test_bad_rounds(rounds, capsys):
-    with pytest.raises(SystemExit) as stop:
-        emulator.main(["--rounds", rounds])
-    assert stop.value.code == 2
-    assert f"--rounds is {rounds}" in capsys.readouterr().err
+def test_bad_rounds(bench, rounds, capsys):
+    assert bench("emulator", "--rounds", rounds) == 2
+    assert f"argument --rounds: it is {rounds}; it must be at least 1" in capsys.readouterr().err
+
+
+def test_without_a_progress_bar_it_says_so(bench, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert bench("emulator") == 2
+    assert capsys.readouterr().err == "The benchmark needs tqdm: pip install 'cupyfa[bench]'\n"
