@@ -3,7 +3,8 @@
 // shuffle and no rescaling. Its twin is SpeculativeSoftmax in cupyfa/oracles/online.py.
 //
 // A probability is 2^(score * scale - reference). It is infinite, NaN or large only if the block's sum that it is part of is
-// too, and that sum is needed anyway: looking costs four comparisons.
+// too, and that sum is needed anyway: looking costs four comparisons. After a block that grew far beyond the range, the
+// next one is not tried: where scores grow in every block, this is the exact softmax.
 #pragma once
 #include "ptx/arithmetic.cuh"
 #include "softmax.cuh"
@@ -18,7 +19,7 @@ class SpeculativeSoftmax {
   /// probability, and finite in its 16-bit format. What a high limit costs is in docs/notes/hopper_forward.md.
   static constexpr float limit = dtype == DType::bfloat16 ? 0x1p60f : 0x1p15f;
 
-  __device__ explicit SpeculativeSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+  __device__ explicit SpeculativeSoftmax(float scale_log2) : scale_log2_(scale_log2), try_next_(true) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       reference_[r] = minus_infinity;
@@ -26,9 +27,11 @@ class SpeculativeSoftmax {
     }
   }
 
-  /// P from the references at hand. False: a row of the warp has left the range, P is useless, and all else is as before.
+  /// P from the references at hand. False: a row of the warp has left the range, or is expected to; P is useless, and all
+  /// else is as before.
   template <int count>
   __device__ bool speculate(u32 (&P)[count / 2], const float (&scores)[count]) {
+    if (!try_next_) return false;
     float sum[2][2];  // of this block
 #pragma unroll
     for (int i = 0; i < count; i += 2) {
@@ -54,12 +57,15 @@ class SpeculativeSoftmax {
   template <int count>
   __device__ RowPair correct(u32 (&P)[count / 2], const float (&scores)[count]) {
     RowPair shrink;
+    bool calm = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float maximum = fmaxf(reference_[r], __fmul_rn(block_max(scores, r), scale_log2_));
       // A row that has seen no key: any finite reference makes its exponentials 0 rather than NaN.
       const float reference = maximum == minus_infinity ? 0.f : maximum;
       shrink.row[r] = ptx::ex2_approx_ftz(reference_[r] - reference);
+      // A first key tells nothing about the next block.
+      calm = calm && (shrink.row[r] > 1 / limit || reference_[r] == minus_infinity);
       reference_[r] = maximum;
 #pragma unroll
       for (int c = 0; c < 2; ++c) sum_[r][c] *= shrink.row[r];
@@ -72,6 +78,7 @@ class SpeculativeSoftmax {
         P[i / 2] = ptx::cvt_rn_x2<dtype>(a, b);
       }
     }
+    try_next_ = __all_sync(0xffffffff, calm);
     return shrink;
   }
 
@@ -92,6 +99,7 @@ class SpeculativeSoftmax {
   float scale_log2_;
   float reference_[2];  // an earlier maximum, scaled; -inf: no key seen yet, so that the next block is not in range
   float sum_[2][2];  // this thread's part: row, column parity
+  bool try_next_;  // whether the next block is likely to be in range; the same in all threads of the warp
 };
 
 }  // namespace cupyfa

@@ -66,7 +66,7 @@ class Candidate:
     ----------
     head_dim, head_dim_v : int
         The largest that fit; the kernel's are the problem's, rounded up to a multiple of 32.
-    tile_m, tile_n, stages, q_stages, pingpong
+    tile_m, tile_n, stages, q_stages
         As in :class:`cupyfa.spec.FwdSpec`.
     max_seqlen_q : float
         The row is only for problems with at most this many query rows.
@@ -80,7 +80,6 @@ class Candidate:
     tile_n: int
     stages: int
     q_stages: int
-    pingpong: bool
     max_seqlen_q: float = math.inf
     reason: str
 
@@ -112,7 +111,7 @@ class Candidate:
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
             speculative=True,
-            pingpong=self.pingpong,
+            pingpong=False,
             scheduler=Scheduler.DYNAMIC,
             setmaxnreg=True,
         )
@@ -128,7 +127,6 @@ CANDIDATES = (
         tile_n=128,
         stages=3,
         q_stages=2,
-        pingpong=False,
         max_seqlen_q=1024,
         reason="short sequences: 128 rows waste less than 192",
     ),
@@ -139,7 +137,6 @@ CANDIDATES = (
         tile_n=96,
         stages=3,
         q_stages=2,
-        pingpong=True,
         reason="three warpgroups hide the exponentials, which take as long as the products at head_dim 64",
     ),
     Candidate(
@@ -149,7 +146,6 @@ CANDIDATES = (
         tile_n=128,
         stages=2,
         q_stages=2,
-        pingpong=False,
         reason="O, S and two P just fit the registers, two Q and two stages the shared memory",
     ),
     Candidate(
@@ -159,7 +155,6 @@ CANDIDATES = (
         tile_n=96,
         stages=2,
         q_stages=2,
-        pingpong=True,
         reason="the most keys that two stages leave room for beside two Q",
     ),
     Candidate(
@@ -169,7 +164,6 @@ CANDIDATES = (
         tile_n=80,
         stages=2,
         q_stages=2,
-        pingpong=True,
         reason="the most keys that two stages leave room for beside two Q",
     ),
     Candidate(
@@ -179,7 +173,6 @@ CANDIDATES = (
         tile_n=64,
         stages=2,
         q_stages=1,
-        pingpong=True,
         reason="O, S and two P just fit the registers",
     ),
 )

@@ -183,7 +183,7 @@ def test_softmax_runs_under_the_products(spec: FwdSpec, tmp_path: Path) -> None:
             continue
         vote = 0
         if spec.speculative:  # those that are nearly always enough, the vote, and those that correct them
-            (vote,) = (i for i, line in enumerate(span) if line.startswith("VOTE.ALL"))
+            vote = next(i for i, line in enumerate(span) if line.startswith("VOTE.ALL"))
             assert count("MUFU.EX2", span[:vote]) == spec.tile_n // 2
             assert count("SHFL", span[:vote]) == count("FMNMX", span[:vote]) == 0  # no maximum
         assert count("MUFU.EX2", span[vote:]) == exponentials

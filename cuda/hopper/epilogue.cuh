@@ -6,7 +6,6 @@
 #include "ptx/arithmetic.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
-#include "ptx/opaque.cuh"
 #include "ptx/stmatrix.cuh"
 #include "softmax.cuh"
 #include "tile_scheduler.cuh"
@@ -30,8 +29,8 @@ __device__ inline void stage_output(const float (&O)[S.head_dim_v / 2], const Ro
                                     const Place<S>& place, SharedAddress slot) {
   // A row without keys is 0, whatever the V that its probabilities of 0 were multiplied with.
   const u32 keep[2] = {lse.row[0] == minus_infinity ? 0u : ~0u, lse.row[1] == minus_infinity ? 0u : ~0u};
-  const int thread = ptx::opaque(threadIdx.x);  // so that what follows is computed here, and not kept during the tile
-  const int lane = thread % 32, row = 16 * (thread / 32 % 4) + lane % 16;
+  const int thread = threadIdx.x, lane = thread % 32;
+  const int row = 16 * (thread / 32 % 4) + lane % 16;  // of the address that this lane gives to stmatrix
 #pragma unroll
   for (int column = 0; column < S.head_dim_v; column += 16) {
     const float* o = &O[column / 2];  // 8 accumulators: two 8x8 blocks, rows g and g + 8

@@ -73,7 +73,7 @@ cdef extern from "core/machine.hpp" namespace "cupyfa::emulator" nogil:
         void run() except +
         Report report
         vector[Event] events
-        uint64_t instructions, async_operations, checks
+        uint64_t instructions, async_operations, checks, shuffles, votes
 
 cdef extern from *:
     """
@@ -241,7 +241,7 @@ def run(Code code not None, list buffers, bytes params, tuple grid, tuple block,
                 f.object.decode(), f.detail.decode(), f.times))
         counts = {
             "instructions": machine.instructions, "async_operations": machine.async_operations,
-            "checks": machine.checks}
+            "checks": machine.checks, "shuffles": machine.shuffles, "votes": machine.votes}
         events = [
             (machine.events[i].time, machine.events[i].at, machine.events[i].cta, machine.events[i].warp,
              machine.events[i].kind, machine.events[i].object, machine.events[i].value)

@@ -138,7 +138,7 @@ class Run:
     findings : tuple of Finding
         Empty when nothing was found.
     statistics : dict
-        ``instructions`` (of warps), ``async_operations``, ``checks``, ``seconds``.
+        ``instructions``, ``shuffles`` and ``votes`` (of warps), ``async_operations``, ``checks``, ``seconds``.
     events : tuple of Event
         With ``record=True``.
     """

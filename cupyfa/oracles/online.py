@@ -190,7 +190,8 @@ class SpeculativeSoftmax(_Softmax):
 
     A block's probabilities are taken relative to an old maximum, and summed: a row has eight sums in each block, of the
     columns that are congruent modulo 8. If those of a warp's 16 rows are all below `limit`, the block is done. If not,
-    the 16 rows take their new maxima, and the block is computed again.
+    the 16 rows take their new maxima, and the block is computed again. Where a maximum grew by a factor of `limit`, the
+    warp expects the same of its next block and takes the new maxima at once.
 
     It is `cupyfa.oracles.retained.RetainedSoftmax` with ``omega = 0`` and another condition (arXiv 2603.05451, section
     3.1.4, compares the maximum instead). A key is kept in the old frame for certain while it lies less than
@@ -206,8 +207,12 @@ class SpeculativeSoftmax(_Softmax):
         float32, ``(..., rows, 1)``: the sum of ``exp2(scale_log2 * score - reference)`` so far, of unrounded terms.
     limit : numpy.float32
         A block is in range if its sums are below it.
+    try_next : numpy.ndarray
+        bool, ``(..., rows, 1)``: whether the next block is tried with the reference at hand: a warp's rows agree.
     corrections : int
         How many times a warp has taken new maxima. Each does so in its first block.
+    untried : int
+        How many of them without having tried the old ones. The first block of a warp, which has none, does not count.
 
     Parameters
     ----------
@@ -241,7 +246,8 @@ class SpeculativeSoftmax(_Softmax):
             raise ContractViolation(f"softmax: dtype is {name}; it must be one of {', '.join(self.LIMITS)}")
         self.limit = np.float32(self.LIMITS[name])
         self.reference: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
-        self.corrections = 0
+        self.try_next: npt.NDArray[np.bool_] = np.ones((*shape, 1), dtype=np.bool_)
+        self.corrections = self.untried = 0
 
     def update(self, scores: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Take in one block of scores.
@@ -261,20 +267,22 @@ class SpeculativeSoftmax(_Softmax):
             reference: 1 in rows that were in range.
         """
         self._check(scores)
-        rows = scores.shape[-2]
         with np.errstate(over="ignore", invalid="ignore"):  # out of range, or no reference yet: corrected below
             probabilities = self._exponentials(scores, self.reference)
             sums = _block_sums(probabilities)
         in_range = np.all(sums < self.limit, axis=-1, keepdims=True)  # a NaN is not
-        out_of_range = ~np.logical_and.reduceat(in_range, np.arange(0, rows, _WARP_ROWS), axis=-2)  # of each warp
+        moves = ~_whole_warps(in_range & self.try_next)
         shrink = np.ones_like(self.sum)
-        if out_of_range.any():
-            self.corrections += int(np.count_nonzero(out_of_range))
-            moves = np.repeat(out_of_range, _WARP_ROWS, axis=-2)[..., :rows, :]
+        if moves.any():
+            self.corrections += int(np.count_nonzero(moves[..., ::_WARP_ROWS, :]))
+            self.untried += int(np.count_nonzero(~self.try_next[..., ::_WARP_ROWS, :]))
             # As in OnlineSoftmax, but scaled maxima are compared.
             maximum = np.fmax(self.reference, self.scaled(np.fmax.reduce(scores, axis=-1, keepdims=True)))
             reference = np.where(np.isneginf(maximum), np.float32(0), maximum)
             shrink = np.where(moves, np.exp2(self.reference - reference), shrink)
+            # A first key tells nothing about the next block.
+            calm = (shrink > 1 / self.limit) | np.isneginf(self.reference)
+            self.try_next = _whole_warps(calm)
             self.reference = np.where(moves, maximum, self.reference)
             probabilities = np.where(moves, self._exponentials(scores, reference), probabilities)
             sums = _block_sums(probabilities)
@@ -290,6 +298,12 @@ class SpeculativeSoftmax(_Softmax):
             As of `OnlineSoftmax.finish`.
         """
         return self._finish(self.reference, np.isneginf(self.reference))
+
+
+def _whole_warps(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return, for each row, whether all rows of its warp are true: bool, ``(..., rows, 1)``."""
+    warps = np.logical_and.reduceat(rows, np.arange(0, rows.shape[-2], _WARP_ROWS), axis=-2)
+    return np.repeat(warps, _WARP_ROWS, axis=-2)[..., : rows.shape[-2], :]
 
 
 def _block_sums(probabilities: Float32Array) -> Float32Array:

@@ -109,7 +109,7 @@ SUBJECTS = (
             *_problems((500, 180, 1), (200, 430, 2), (300, 90, 1), (300, 330, 1), head_dim=192),  # two; five; one; four
             *_problems((200, 280, 2), (500, 180, 1), head_dim=192, scores="huge"),
         ),
-        config=(("q_stages", 1),),
+        config=(("q_stages", 1), PINGPONG),
     ),
 )
 

@@ -115,36 +115,47 @@ def test_kernel_is_its_twin(case: Case, kind: str) -> None:
     assert_lse_of_twin(result.lse, lse, score_magnitude(q, k))
 
 
-def instructions(q: Any, k: Any, v: Any, **options: Any) -> int:
-    """How many the kernel takes. A correction takes a fixed number: they count how many there were."""
-    run = emulate.attention(q, k, v, sms=1, policy="eager", **options).run
-    assert run.verdict == "clean"
-    return int(run.statistics["instructions"])
+def counts(softmaxes: list[online.SpeculativeSoftmax]) -> tuple[int, int]:
+    """How many corrections there were, and how many of them without having tried the old maxima."""
+    return sum(softmax.corrections for softmax in softmaxes), sum(softmax.untried for softmax in softmaxes)
+
+
+class Decisions(NamedTuple):
+    """Of the kernel, relative to those of another run of it: where warps shuffle and vote tells them."""
+
+    corrections: int
+    untried: int
+
+
+def decisions(run: Any, other: Any) -> Decisions:
+    """A correction takes four shuffles and a vote, a try takes a vote."""
+    assert run.verdict == other.verdict == "clean"
+    shuffles, votes = (int(run.statistics[n] - other.statistics[n]) for n in ("shuffles", "votes"))
+    corrections, rest = divmod(shuffles, 4)
+    assert rest == 0
+    return Decisions(corrections, untried=corrections - votes)
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
 def test_kernel_decides_as_its_twin(case: Case, softmaxes: list[online.SpeculativeSoftmax]) -> None:
     kinds = ("normal", *FINITE, "NaN in q", "inf in q")  # in k, it would reach rows that only the kernel has
-    corrections = {}
+    corrections, untried = {}, {}
     for kind in kinds:
         softmaxes.clear()
         with np.errstate(invalid="ignore"):
             online.attention(*inputs(case, kind), speculative=True, **tiles(case), **case.options)
-        corrections[kind] = sum(softmax.corrections for softmax in softmaxes)
+        corrections[kind], untried[kind] = counts(softmaxes)
     least = corrections["normal"]
     assert corrections["constant"] == corrections["negative"] == corrections["slow"] == least
     if not case.causal:
         # 8 warps of the first tile and 5 with rows of the second one, each in the first of its four blocks.
         assert least == case.heads_q * (8 + 5)
-        assert corrections["steps"] == 4 * least
+        assert (corrections["steps"], untried["steps"]) == (4 * least, 2 * least)
         assert corrections["NaN in q"] == corrections["inf in q"] == least + 3  # the other blocks of one warp
-    plain = instructions(*inputs(case, "normal"), **case.options)
-    more = instructions(*inputs(case, "steps"), **case.options) - plain
-    each, rest = divmod(more, corrections["steps"] - least)
-    assert rest == 0
-    assert each > 3 * tiles(case)["tile_n"] // 2  # fma, exponential and sum of each of a thread's scores
-    for kind in kinds:
-        assert instructions(*inputs(case, kind), **case.options) == plain + each * (corrections[kind] - least), kind
+    runs = {kind: emulate.attention(*inputs(case, kind), sms=1, policy="eager", **case.options).run for kind in kinds}
+    assert {kind: decisions(run, runs["normal"]) for kind, run in runs.items()} == {
+        kind: (corrections[kind] - least, untried[kind]) for kind in kinds
+    }
 
 
 # --- The limit ---
@@ -159,6 +170,7 @@ class Probe(NamedTuple):
     corrections: int
     columns: dict[int, float]  # of block 1, which is visited next
     columns_of_last: dict[int, float] = {}  # of block 0  # noqa: RUF012 - nobody writes to it
+    untried: int = 0  # of the corrections
     rows: tuple[int, ...] = (21,)  # of the second warp
     query: float = 1.0  # a factor on the scores
 
@@ -166,8 +178,10 @@ class Probe(NamedTuple):
 ALL = range(128)
 PROBES = {
     **{f"column {c}, below": Probe(0, {c: -0.25}) for c in (0, 1, 7, 126)},
-    **{f"column {c}, above": Probe(1, {c: 0.25}) for c in (0, 1, 7, 126)},
-    "row g + 8, above": Probe(1, {1: 0.25}, rows=(29,)),
+    # A reference that grows by the limit lets the next block go untried.
+    **{f"column {c}, above": Probe(2, {c: 0.25}, untried=1) for c in (0, 1, 7, 126)},
+    "at the limit": Probe(2, {0: 0}, untried=1),
+    "row g + 8, above": Probe(2, {1: 0.25}, untried=1, rows=(29,)),
     "two columns of a sum, below": Probe(0, {3: -1.25, 123: -1.25}),
     "two columns of a sum, above": Probe(1, {3: -0.75, 123: -0.75}),
     "two columns of two parities": Probe(0, {2: -0.75, 3: -0.75}),
@@ -176,9 +190,10 @@ PROBES = {
     "all columns, below": Probe(0, dict.fromkeys(ALL, -4.25)),
     "all columns, above": Probe(1, dict.fromkeys(ALL, -3.75)),
     "two blocks, only together above": Probe(0, dict.fromkeys(ALL, -4.25), dict.fromkeys(ALL, -4.25)),
-    "two rows of a warp": Probe(1, {0: 0.25}, rows=(21, 24)),
-    "two rows of two warps": Probe(2, {0: 0.25}, rows=(21, 32)),
-    "the reference moves up to the next block": Probe(1, {0: 0.25}, {0: 0.25}),
+    "two rows of a warp": Probe(2, {0: 0.25}, untried=1, rows=(21, 24)),
+    "two rows of two warps": Probe(4, {0: 0.25}, untried=2, rows=(21, 32)),
+    "the reference moves up to the next block": Probe(1, {3: -0.75, 123: -0.75}, {0: 0.25}),
+    "the reference moves again": Probe(2, {3: -0.75, 123: -0.75}, dict.fromkeys(ALL, -0.75 + 60)),
     "NaN": Probe(2, {}, query=np.nan),
 }
 
@@ -196,15 +211,16 @@ def check_decisions(dtype: str, names: Iterable[str], softmaxes: list[online.Spe
                 k[0, 128 * j + column, 0, 0] = {"bfloat16": 60, "float16": 15}[dtype] + x
         return q, k, v
 
-    plain = instructions(*arrays(Probe(0, {})), **case.options)
-    each = instructions(*arrays(Probe(1, {0: 5})), **case.options) - plain
-    assert each > 3 * 64  # fma, exponential and sum of each of a thread's scores
+    def run(probe: Probe) -> Any:
+        return emulate.attention(*arrays(probe), sms=1, policy="eager", **case.options).run
+
+    plain = run(Probe(0, {}))
     for name in names:
         probe = PROBES[name]
         softmaxes.clear()
         online.attention(*arrays(probe), speculative=True, **tiles(case), **case.options)
-        assert sum(softmax.corrections for softmax in softmaxes) == 4 + probe.corrections, name
-        assert instructions(*arrays(probe), **case.options) == plain + each * probe.corrections, name
+        assert counts(softmaxes) == (4 + probe.corrections, probe.untried), name
+        assert decisions(run(probe), plain) == (probe.corrections, probe.untried), name
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -297,8 +313,11 @@ FAULTS = {
     ),
     "the limit is too high": (SOFTMAX, "0x1p60f : 0x1p15f", "0x1p61f : 0x1p16f", "column 0, above"),
     "the limit is too low": (SOFTMAX, "0x1p60f : 0x1p15f", "0x1p59f : 0x1p14f", "column 0, below"),
-    "each thread decides for itself": (SOFTMAX, r"__all_sync\([^,]*, ([^)]*)\)", r"\1", "hazard"),
-    "the two P are not swapped": (CONSUMER, r"round\(two, one\)", "round(two, two)", "out"),
+    "every block is tried": (SOFTMAX, r"if \(!try_next_\) return false;", "", "column 0, above"),
+    "no block is tried after a correction": (SOFTMAX, r"try_next_ = __all_sync\([^)]*\)", "try_next_ = false", "NaN"),
+    "a growth by the limit is calm": (SOFTMAX, r"> 1 / limit", ">= 1 / limit", "at the limit"),
+    "each thread decides for itself": (SOFTMAX, r"!__all_sync\([^,]*, ([^)]*)\)", r"!\1", "hazard"),
+    "the two P are not swapped": (CONSUMER, r"round\(two, one\)", "round(two, two)", "hazard"),
     "O is rescaled in flight": (
         CONSUMER,
         r"(if \(j > 0\) k = K_.wait\(\);\s*complete<0>\(O\);[^\n]*\s*release\(v\);)\s*(if \(!in_range\)[^;]*;)",

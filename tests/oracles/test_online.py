@@ -470,6 +470,30 @@ def test_what_counts_is_the_sum_of_a_block_and_not_of_the_row(below, dtype):
     np.testing.assert_allclose(softmax.finish()[1], exact.finish()[1], rtol=3e-7)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_after_a_growth_by_the_limit_the_next_block_is_not_tried(dtype):
+    log2_limit = np.log2(SpeculativeSoftmax.LIMITS[np.dtype(dtype).name])
+    softmax = SpeculativeSoftmax((32,), 1.0, dtype)
+    blocks = [  # growth of row 2, of the first warp; what is then expected; corrections, untried ones
+        (0, True, 1, 0),
+        (log2_limit - 0.5, True, 1, 0),  # in range
+        (0.5 - log2_limit, True, 1, 0),
+        (log2_limit, False, 2, 0),  # out of range
+        (log2_limit + 9, False, 3, 1),
+        (log2_limit - 0.5, True, 4, 2),  # would have been in range
+        (0, True, 4, 2),
+    ]
+    score = 0.0
+    for growth, try_next, corrections, untried in blocks:
+        score += growth
+        scores = np.zeros((32, 8), np.float32)
+        scores[2] = score
+        P, _ = softmax.update(scores)
+        assert (softmax.corrections - 1, softmax.untried) == (corrections, untried)
+        np.testing.assert_array_equal(softmax.try_next[:, 0], (np.arange(32) >= 16) | try_next)
+    assert np.all(P[2] == 1)
+
+
 def test_sixteen_rows_decide_together():
     blocks = [np.zeros((40, 2), np.float32), np.zeros((40, 2), np.float32)]
     blocks[1][20] = 100
@@ -568,8 +592,8 @@ def test_hard_scores_are_what_they_say(dtype, softmaxes):
         "NaN in q": 9,  # one warp, always
         "inf in q": 9,
         "NaN in k": 3,  # one head, in the block that has it: it is no maximum
-        "inf in k": 3,  # it is one, to which all other scores are small
-        "-inf in k": 3,
+        "inf in k": 3 * 6,  # it is one; the warps do not try another block after an infinite growth
+        "-inf in k": 3 * 6,
     }
 
 

@@ -134,8 +134,10 @@ Step Machine::warp_collective(Warp& w, Group& g, const Instruction& in, u32 mask
     return Step::next;
   }
   case Operation::shfl:
+    ++shuffles;
     return shuffle(w, in, mask);
   case Operation::vote:
+    ++votes;
     return vote(w, in, mask);
   case Operation::elect: {
     int leader = std::countr_zero(members & mask ? members & mask : mask);

@@ -24,7 +24,7 @@ class Machine {
 
   Report report;
   std::vector<Event> events;
-  u64 instructions = 0, async_operations = 0, checks = 0;
+  u64 instructions = 0, async_operations = 0, checks = 0, shuffles = 0, votes = 0;
 
  private:
   // run.cpp
