@@ -27,6 +27,7 @@ struct FwdSpec {
   bool causal;          ///< bottom-right aligned
   bool negate_scores;   ///< softmax_scale is negative: WGMMA computes -Q K', the magnitude stays in the parameters
   bool overlap;         ///< issue the next scores before the softmax of this warpgroup has its P multiplied
+  bool three_stage;     ///< the scores after the next ones are under way as well; exact, and without turns
   bool speculative;     ///< softmax against a retained maximum, checked afterwards; needs overlap
   bool pingpong;        ///< consumer warpgroups take turns to issue, by named barriers
   Scheduler scheduler;

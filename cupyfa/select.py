@@ -110,6 +110,7 @@ class Candidate:
             causal=problem.causal,
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
+            three_stage=False,
             speculative=True,
             pingpong=False,
             scheduler=Scheduler.DYNAMIC,
@@ -262,7 +263,7 @@ def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
     return f"{best.name} {best.tile_m}x{best.tile_n} comes before it"
 
 
-_SWITCHES = ("overlap", "speculative", "pingpong", "setmaxnreg")
+_SWITCHES = ("overlap", "three_stage", "speculative", "pingpong", "setmaxnreg")
 _SIZES = {
     "tile_m": (64, 128, 192),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
@@ -321,6 +322,22 @@ def _check_combination(spec: FwdSpec) -> None:
             "attention: config has speculative=True with overlap=False; a speculative softmax runs under the product "
             "of the block before: set overlap=True, or speculative=False"
         )
+    if spec.three_stage:
+        for name, value, needed in (
+            ("overlap", False, "the scores of two blocks are under way while a softmax runs"),
+            ("speculative", True, "its softmax is the exact one"),
+            ("pingpong", True, "its warpgroups take no turns"),
+        ):
+            if getattr(spec, name) is value:
+                raise ValueError(
+                    f"attention: config has three_stage=True with {name}={value}; {needed}: set {name}={not value}, or "
+                    "three_stage=False"
+                )
+        if spec.stages < 2:
+            raise ValueError(
+                "attention: config has three_stage=True with stages 1; it waits for the next K while one is read: set "
+                "stages to 2 or more, or three_stage=False"
+            )
     if spec.tile_m == 64:
         for name in ("pingpong", "setmaxnreg"):
             if getattr(spec, name):

@@ -64,6 +64,9 @@ class FwdSpec:
         ``softmax_scale`` is negative.
     overlap : bool
         Overlap of softmax and matrix products within a warpgroup (specification 0x05).
+    three_stage : bool
+        Scores of the block after the next are under way beside them: another S in registers. Needs overlap, an exact
+        softmax, no turns and two stages; for comparisons.
     speculative : bool
         Softmax against a retained maximum, checked afterwards (specification 0x09); needs overlap.
     pingpong : bool
@@ -78,8 +81,8 @@ class FwdSpec:
     --------
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
-    ...     causal=True, negate_scores=False, overlap=True, speculative=True, pingpong=True,
-    ...     scheduler=Scheduler.DYNAMIC, setmaxnreg=True,
+    ...     causal=True, negate_scores=False, overlap=True, three_stage=False, speculative=True,
+    ...     pingpong=True, scheduler=Scheduler.DYNAMIC, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -95,6 +98,7 @@ class FwdSpec:
     causal: bool
     negate_scores: bool
     overlap: bool
+    three_stage: bool
     speculative: bool
     pingpong: bool
     scheduler: Scheduler
@@ -123,7 +127,7 @@ class FwdSpec:
         """Return the spec on one short line, for tables and error messages."""
         switches = [
             name
-            for name in ("causal", "negate_scores", "overlap", "speculative", "pingpong", "setmaxnreg")
+            for name in ("causal", "negate_scores", "overlap", "three_stage", "speculative", "pingpong", "setmaxnreg")
             if getattr(self, name)
         ]
         head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"

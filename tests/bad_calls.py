@@ -418,6 +418,13 @@ BAD_CALLS: tuple[BadCall, ...] = (
         Where.GPU_RULES,
     ),
     BadCall(
+        "config-three-stages-speculative",
+        replace(config={"three_stage": True}),
+        ValueError,
+        "config has three_stage=True with speculative=True; .*: set speculative=False, or three_stage=False$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
         "config-scheduler",
         replace(config={"scheduler": "fast"}),
         ValueError,

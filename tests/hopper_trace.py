@@ -414,7 +414,9 @@ class Cta:
             blocks = key_blocks(spec, self.problem, tile)
             order = [(scores, blocks - 1)]
             for j in range(blocks - 1, -1, -1):
-                if spec.overlap:
+                if spec.three_stage:
+                    order += [(scores, j - 1)] * (0 < j == blocks - 1) + [(scores, j - 2)] * (j > 1) + [(output, j)]
+                elif spec.overlap:
                     order += [(scores, j - 1)] * (j > 0) + [(output, j)]
                 else:
                     order += [(output, j)] + [(scores, j - 1)] * (j > 0)

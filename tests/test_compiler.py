@@ -146,6 +146,7 @@ LOOPS = [
     spec_of(row, dtype=DType.BFLOAT16, causal=causal) for row, causal in zip(CANDIDATES, itertools.cycle((False, True)))
 ]
 LOOPS.append(dataclasses.replace(SPEC, speculative=False))
+THREE_STAGES_OF_96 = dataclasses.replace(SPEC, three_stage=True, speculative=False, pingpong=False, tile_n=96)
 
 
 @pytest.mark.parametrize("spec", LOOPS, ids=str)
@@ -195,7 +196,7 @@ def test_softmax_runs_under_the_products(spec: FwdSpec, tmp_path: Path) -> None:
 MOST_MOVES = 3
 
 
-@pytest.mark.parametrize("spec", LOOPS, ids=str)
+@pytest.mark.parametrize("spec", [*LOOPS, THREE_STAGES_OF_96], ids=str)
 def test_descriptors_are_in_uniform_registers(spec: FwdSpec, tmp_path: Path) -> None:
     """Else each step of a product moves some: the compiler could not prove that the lanes of a loop stay together."""
     code = sass(spec, tmp_path)
@@ -213,6 +214,45 @@ def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
     waits = [line for line in sass(spec, tmp_path) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
     assert waits
     assert not [line for line in waits if "0x1" in line]
+
+
+# --- Three stages ---
+
+#: With the largest tiles for which ptxas leaves every softmax where it belongs.
+THREE_STAGES = [
+    spec_of(row, dtype=dtype, causal=causal, three_stage=True, speculative=False, pingpong=False, tile_n=tile_n)
+    for row, tile_n in ((CANDIDATES[0], 96), (CANDIDATES[1], 64), (CANDIDATES[2], 96))
+    for dtype, causal in itertools.product(DType, (False, True))
+]
+
+
+@pytest.mark.parametrize("spec", THREE_STAGES, ids=str)
+def test_three_stages_compile_clean(spec: FwdSpec) -> None:
+    report = compiled(spec).report
+    assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
+
+
+@pytest.mark.parametrize("spec", THREE_STAGES, ids=str)
+def test_softmax_of_three_stages_runs_under_both_products(spec: FwdSpec, tmp_path: Path) -> None:
+    code = [line.split()[0] for line in sass(spec, tmp_path)]
+    both, exponentials = spec.head_dim // 16 + spec.tile_n // 16, spec.tile_n // 2 + 2
+    rounds = 0
+    begin = 0
+    for wait in (i for i, name in enumerate(code) if name == "WARPGROUP.DEPBAR.LE"):
+        products = [i for i in range(begin, wait) if code[i].startswith("HGMMA")]
+        if len(products) == both:
+            rounds += 1
+            assert sum(name == "MUFU.EX2" for name in code[products[-1] : wait]) == exponentials
+        begin = wait
+    assert rounds == 2  # in the loop; the last softmax has one product, and the first has none
+
+
+def test_three_stages_with_the_tile_of_the_paper_do_not_fit() -> None:
+    """O, two S and P of 128x128 are 224 of 232 registers."""
+    spec = dataclasses.replace(THREE_STAGES[-1], tile_n=128)
+    report = compiled(spec).report
+    assert report.spill_bytes > 0
+    assert any("C75" in line for line in report.advisories)
 
 
 # --- Options ---
@@ -303,6 +343,13 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
         ({"stages": 0}, "a ring needs a slot"),
         ({"stages": 4}, "tiles and stages exceed the shared memory of a CTA"),
         ({"overlap": False}, "a speculative softmax is written for overlap: set overlap=True, or speculative=False"),
+        ({"three_stage": True, "speculative": False, "overlap": False}, "three stages overlap: set overlap=True, or"),
+        ({"three_stage": True}, "three stages are written for the exact softmax: set speculative=False, or"),
+        ({"three_stage": True, "speculative": False}, "three stages take no turns: set pingpong=False, or"),
+        (
+            {"three_stage": True, "speculative": False, "pingpong": False, "stages": 1},
+            "three stages wait for the next K while the last one is read: set stages to 2, or three_stage=False",
+        ),
         ({"tile_m": 64, "setmaxnreg": False}, "taking turns needs two warpgroups"),
         ({"tile_m": 64, "pingpong": False}, "set setmaxnreg=False"),
     ],

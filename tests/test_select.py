@@ -109,6 +109,7 @@ OVERRIDES: dict[str, Any] = {
     "stages": 3,
     "q_stages": 1,
     "overlap": False,
+    "three_stage": True,
     "speculative": False,
     "pingpong": True,
     "scheduler": Scheduler.ONE_TILE,
@@ -123,8 +124,8 @@ def test_every_field_is_either_free_or_decided_by_the_problem() -> None:
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_config_overrides_one_field(name: str) -> None:
-    # Without overlap there is no speculative softmax: see test_bad_configs.
-    base = {"speculative": False} if name == "overlap" else {}
+    # Without overlap there is no speculative softmax, and none with three stages: see test_bad_configs.
+    base = {"speculative": False} if name in ("overlap", "three_stage") else {}
     plain = select(problem(dtype=BF16), H200, base)
     overrides = base | {name: OVERRIDES[name]}
     changed = select(problem(dtype=BF16), H200, overrides)
@@ -179,6 +180,19 @@ def test_equal_configs_are_equal_keys() -> None:
             {"overlap": False},
             ValueError,
             r"^attention: config has speculative=True with overlap=False; .*: set overlap=True, or speculative=False$",
+        ),
+        *(
+            (
+                {"three_stage": True, "speculative": False} | {name: value},
+                ValueError,
+                rf"^attention: config has three_stage=True with {name}={value}; .*: set {name}={not value}, or three_",
+            )
+            for name, value in (("overlap", False), ("speculative", True), ("pingpong", True))
+        ),
+        (
+            {"three_stage": True, "speculative": False, "stages": 1},
+            ValueError,
+            r"^attention: config has three_stage=True with stages 1; .*: set stages to 2 or more, or three_",
         ),
         (
             {"tile_m": 64, "pingpong": True},

@@ -28,6 +28,7 @@ SPEC = FwdSpec(
     causal=False,
     negate_scores=False,
     overlap=True,
+    three_stage=False,
     speculative=True,
     pingpong=True,
     scheduler=Scheduler.PERSISTENT,
@@ -77,8 +78,8 @@ def test_key_holds_name_options_and_source() -> None:
 def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
-        ".stages=2, .q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .speculative=true, "
-        ".pingpong=true, .scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
+        ".stages=2, .q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .three_stage=false, "
+        ".speculative=true, .pingpong=true, .scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"

@@ -67,7 +67,9 @@ class Consumer {
         K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), turn_(place_.warpgroup) {}
 
   __device__ void run() {
-    if constexpr (S.overlap) {
+    if constexpr (S.three_stage) {
+      three_stage();
+    } else if constexpr (S.overlap) {
       overlapped();
     } else {
       without_overlap();
@@ -223,6 +225,8 @@ class Consumer {
       finish(O, softmax, work);
     }
   }
+
+  __device__ void three_stage();  // three_stage.cuh
 
   /// The tile's row in the grid of tiles, -1 where there is no tile. As a reduction it is in a uniform register, and three
   /// warpgroups do not spill.

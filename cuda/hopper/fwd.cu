@@ -18,11 +18,12 @@
 //
 // Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storer.cuh, storage.cuh, work.cuh and ring.cuh (how
 // they meet), tile_scheduler.cuh (which tiles), softmax.cuh, speculative_softmax.cuh and mask.cuh (the arithmetic),
-// epilogue.cuh.
+// epilogue.cuh. three_stage.cuh is another mainloop, for comparisons.
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/storage.cuh"
 #include "hopper/storer.cuh"
+#include "hopper/three_stage.cuh"
 #include "params.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -39,6 +40,12 @@ constexpr bool is_valid() {
   static_assert(S.stages >= 1 && S.q_stages >= 1, "a ring needs a slot");
   static_assert(!S.speculative || S.overlap,
                 "a speculative softmax is written for overlap: set overlap=True, or speculative=False");
+  static_assert(!S.three_stage || S.overlap, "three stages overlap: set overlap=True, or three_stage=False");
+  static_assert(!S.three_stage || !S.speculative,
+                "three stages are written for the exact softmax: set speculative=False, or three_stage=False");
+  static_assert(!S.three_stage || !S.pingpong, "three stages take no turns: set pingpong=False, or three_stage=False");
+  static_assert(!S.three_stage || S.stages >= 2,
+                "three stages wait for the next K while the last one is read: set stages to 2, or three_stage=False");
   static_assert(!S.pingpong || S.consumers() >= 2, "taking turns needs two warpgroups");
   static_assert(!S.setmaxnreg || S.consumers() >= 2,
                 "with tile_m=64 a thread can have 255 registers anyway: set setmaxnreg=False");

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import cupyfa
+from cupyfa.bench import three_stage
 from cupyfa.bench.correctness import Check, check_all
 from cupyfa.bench.harness import Contestant, Timing, interleave, ratio
 from cupyfa.bench.peers import why_not_here
@@ -35,7 +36,7 @@ __all__ = [
 #: Of the command, for its help.
 DESCRIPTION = (
     "Time the forward kernel with parts of it switched off. Exit status: 0; 1 if a variant was wrong somewhere; 2 "
-    "without a GPU or the extra `bench`, or for wrong usage."
+    "without a GPU (with --registers: a compiler) or the extra `bench`, or for wrong usage."
 )
 
 #: The name of the kernel that `attention` runs.
@@ -44,6 +45,8 @@ SHIPPED = "shipped"
 _EXACT = {"speculative": False}
 _NO_OVERLAP = _EXACT | {"overlap": False}  # without overlap there is no speculative softmax
 _PINGPONG = {"pingpong": True}
+# The largest tile that has registers for a second S: see three_stage.py.
+_TILE_OF_THREE_STAGES = _EXACT | {"tile_n": 96}
 
 #: Name -> what is changed. The exact softmax, with pingpong, is FlashAttention-3's.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,6 +54,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pingpong": _PINGPONG,
     "exact softmax": _EXACT,
     "exact, pingpong": _EXACT | _PINGPONG,
+    "exact, tile of three stages": _TILE_OF_THREE_STAGES,
+    "exact, three stages": _TILE_OF_THREE_STAGES | {"three_stage": True},
     "exact, no overlap": _NO_OVERLAP,
     "exact, no overlap, pingpong": _NO_OVERLAP | _PINGPONG,
     "one Q slot, tiles one after the other": {"q_stages": 1},
@@ -145,6 +150,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         Of the command.
     """
     parser.add_argument("--rounds", type=count, default=5, help="rounds of the timing (%(default)s)")
+    parser.add_argument(
+        "--registers",
+        action="store_true",
+        help="instead, compile the three-stage kernels and print their spills and advisories; needs no GPU",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -160,6 +170,8 @@ def run(options: argparse.Namespace) -> int:
     int
         Exit status, as in :data:`DESCRIPTION`.
     """
+    if options.registers:
+        return _registers()
     if reason := why_not_here() or why_missing("tqdm"):
         print(reason, file=sys.stderr)
         return 2
@@ -179,3 +191,12 @@ def run(options: argparse.Namespace) -> int:
             progress.write("\n".join(format_rows(cell, checks, timings)), file=sys.stdout)
             good = good and all(check.passed for check in checks.values())
     return 0 if good else 1
+
+
+def _registers() -> int:
+    try:
+        print("\n".join(three_stage.table([*three_stage.measure()])))
+    except cupyfa.CompileError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0

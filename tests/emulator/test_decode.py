@@ -373,6 +373,7 @@ KERNEL = FwdSpec(
     causal=True,
     negate_scores=False,
     overlap=True,
+    three_stage=False,
     speculative=False,
     pingpong=True,
     scheduler=Scheduler.PERSISTENT,

@@ -42,6 +42,8 @@ class Case:
         return self.why.replace(" ", "_")
 
 
+EXACT_THREE_STAGES = (("three_stage", True), ("speculative", False))
+THREE_STAGES = (*EXACT_THREE_STAGES, ("tile_n", 96))
 # One CTA walks all tiles of a case (sms=1), so a case with three tiles wraps every ring and every parity.
 CASES = [
     *(
@@ -73,6 +75,30 @@ CASES = [
     Case("exact softmax causal", heads_q=2, causal=True, dtype="float16", config=(("speculative", False),)),
     Case("speculative softmax d64", heads_q=2, head_dim=64, causal=True, config=(("speculative", True),)),
     Case("without overlap", heads_q=2, config=(("overlap", False), ("speculative", False))),
+    *(
+        Case(f"three stages, {why}", **options, config=THREE_STAGES)
+        for why, options in {
+            "full": {"heads_q": 2, "seqlen_k": 700},
+            "causal": {"heads_q": 2, "seqlen_q": 384, "seqlen_k": 384, "causal": True, "dtype": "float16"},
+            "one block": {"heads_q": 2, "seqlen_k": 96},
+            "two blocks": {"heads_q": 2, "seqlen_k": 97},
+            "three blocks": {"heads_q": 2, "seqlen_k": 200},
+            "four blocks": {"heads_q": 2, "seqlen_k": 384},
+            "one of each": {"seqlen_q": 1, "seqlen_k": 1},
+            "grouped heads": {"heads_q": 6, "heads_kv": 2, "seqlen_q": 130, "seqlen_k": 130},
+            "rows that see no key": {"seqlen_q": 500, "seqlen_k": 300, "causal": True},
+            "negative scale": {"scale": -0.3, "seqlen_q": 130, "seqlen_k": 500, "causal": True},
+        }.items()
+    ),
+    Case("three stages, d64", heads_q=2, head_dim=64, causal=True, seqlen_k=500, config=EXACT_THREE_STAGES),
+    Case(
+        "three stages, three warpgroups",
+        heads_q=2,
+        head_dim=64,
+        seqlen_k=500,
+        config=(*EXACT_THREE_STAGES, ("tile_m", 192), ("tile_n", 80)),
+    ),
+    Case("three stages, three slots", heads_q=3, seqlen_k=500, config=(*THREE_STAGES, ("stages", 3), ("q_stages", 1))),
     Case("with pingpong", heads_q=2, config=(("pingpong", True),)),
     Case("without pingpong", heads_q=2, causal=True, config=(("pingpong", False),)),
     Case("neither", heads_q=2, causal=True, config=(("overlap", False), ("speculative", False), ("pingpong", False))),

@@ -323,6 +323,10 @@ CONFIGS: list[tuple[int, dict[str, Any]]] = [
     *((d, {"overlap": False, "speculative": False}) for d in (64, 128, 192, 256)),
     *((d, {"speculative": False}) for d in (64, 128, 192, 256)),
     (128, {"speculative": False, "pingpong": True}),
+    *(
+        (d, {"three_stage": True, "speculative": False, "pingpong": False, "tile_m": tile_m, "tile_n": tile_n})
+        for d, tile_m, tile_n in ((64, 128, 128), (64, 192, 80), (128, 128, 96), (128, 128, 128), (192, 128, 64))
+    ),
     *((d, {"pingpong": pingpong}) for d in (64, 128, 192, 256) for pingpong in (False, True)),
     *((d, {"scheduler": scheduler}) for d in (64, 128, 192, 256) for scheduler in ("one_tile", "persistent")),
     *((d, {"tile_n": 64}) for d in (64, 128, 192, 256)),

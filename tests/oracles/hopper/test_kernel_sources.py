@@ -37,6 +37,7 @@ SPEC = FwdSpec(
     causal=True,
     negate_scores=False,
     overlap=True,
+    three_stage=False,
     speculative=False,
     pingpong=True,
     scheduler=Scheduler.PERSISTENT,
@@ -63,6 +64,15 @@ VARIANTS = [
     {"speculative": True, "head_dim": 192, "head_dim_v": 32, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
 ]
 SPECS = [dataclasses.replace(SPEC, **variant) for variant in VARIANTS]
+#: The oracle's roles have two stages: these have tests of their own where the order of a consumer counts.
+THREE_STAGES = [
+    dataclasses.replace(SPEC, three_stage=True, pingpong=False, **variant)
+    for variant in (
+        {},
+        {"stages": 3, "q_stages": 2, "causal": False, "scheduler": Scheduler.DYNAMIC},
+        {"tile_m": 192, "q_stages": 2},
+    )
+]
 FIELDS = ("head_dim", "head_dim_v", "tile_m", "tile_n", "stages", "q_stages")
 TABLE = [
     dataclasses.replace(
@@ -74,7 +84,7 @@ TABLE = [
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("host"), [*SPECS, *TABLE])
+    return Host(tmp_path_factory.mktemp("host"), [*SPECS, *THREE_STAGES, *TABLE])
 
 
 def grid(spec, problem, ctas):
@@ -88,7 +98,7 @@ def grid(spec, problem, ctas):
 
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(
-    spec=st.sampled_from(SPECS),
+    spec=st.sampled_from([*SPECS, *THREE_STAGES]),
     seqlen_q=st.integers(1, 500),
     seqlen_k=st.integers(0, 400),
     heads=st.sampled_from([(1, 1, 1, 1), (2, 1, 1, 2), (2, 2, 1, 1), (2, 1, 2, 3)]),
@@ -138,7 +148,7 @@ def loads(cta):
     return [(x[0], x[3]) for word, x in cta.warps[PRODUCER].requests if word == "load" and x[2] == 0]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", [*SPECS, *THREE_STAGES], ids=str)
 def test_producer_order_is_that_of_the_oracle(host, spec):
     """Within a tile. The next K goes before the last V, and so does the next Q, if there is a slot for it."""
     problem = Problem(spec.tile_m if spec.scheduler is Scheduler.ONE_TILE else 400, 300)
@@ -155,7 +165,7 @@ def test_producer_order_is_that_of_the_oracle(host, spec):
     assert loads(cta) == want + last_v
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", [*SPECS, *THREE_STAGES], ids=str)
 def test_waits_have_the_stages_and_parities_of_the_oracle(host, spec):
     """All try_wait of all sides, against the coordinate table of the whole CTA."""
     problem = Problem(spec.tile_m if spec.scheduler is Scheduler.ONE_TILE else 400, 300)
@@ -240,6 +250,26 @@ def test_the_last_product_of_a_tile_is_issued_with_the_first_scores_of_the_next(
     assert got == begin + both + end + ["sync"] * spec.pingpong
 
 
+@pytest.mark.parametrize("blocks", range(1, 7))
+@pytest.mark.parametrize("spec", THREE_STAGES, ids=str)
+def test_consumer_order_of_three_stages(host, spec, blocks):
+    """Each round has two products in flight; the softmax between them and the wait is of the block in the middle."""
+    want = ["wait Q", "wait K", "QK", "complete 0", "release K"]
+    if blocks > 1:
+        want += ["wait K", "QK", "complete 0", "release K"]
+    if blocks > 2:
+        want += ["wait K"]
+    for j in range(blocks - 1, 1, -1):  # O += P_j V_j
+        want += ["QK", "wait V", "PV", *["wait K"] * (j > 2), "complete 0", "release K", "release V"]
+    if blocks > 1:
+        want += ["wait V", "PV", "wait V", "complete 0", "release V"]
+    else:
+        want += ["wait V"]
+    want += ["PV", "complete 0", "release V", "hand over", "wait Q"]
+    # All queries of the one tile see all keys, or the last row of it does.
+    assert steps(host, spec, Problem(spec.tile_m, blocks * spec.tile_n)) == want
+
+
 # --- Layout and registers ---
 
 
@@ -301,12 +331,14 @@ KERNELS = {  # by softmax, and the slots of Q
     "speculative_one": dataclasses.replace(TWO_PANELS, **SPECULATIVE),
     "serial": dataclasses.replace(TWO_PANELS, overlap=False),
     "wide_v": dataclasses.replace(TWO_PANELS, head_dim=64),
+    "three": dataclasses.replace(TWO_PANELS, three_stage=True, pingpong=False),
 }
 PIPELINED = "two exact_two"
 SINGLE = "one speculative_one"
 DYNAMIC = "two speculative_one"
 
 CONSUMER = "hopper/consumer.cuh"
+THREE_STAGE = "hopper/three_stage.cuh"
 PRODUCER_SOURCE = "hopper/producer.cuh"
 STORER_SOURCE = "hopper/storer.cuh"
 EPILOGUE = "hopper/epilogue.cuh"
@@ -363,6 +395,26 @@ EDITS = {
         "ring.cuh", r"expect_tx\(slot.full, slot_bytes\)", "expect_tx(slot.full, slot_bytes * 2)", Deadlock
     ),
     "barriers used before they are initialised": Edit("hopper/fwd.cu", r"__syncthreads\(\);", "", EarlyRead),
+    "k released before its wait, three stages": Edit(
+        THREE_STAGE,
+        r"(complete<0>\(O\);  // proves O and[\s\S]*?)release\(k_read\);",
+        r"release(k_read); \1",
+        ReleaseBeforeCompletion,
+        "three",
+    ),
+    "v released before its wait, three stages": Edit(
+        THREE_STAGE,
+        r"(complete<0>\(O\);  // proves O and[\s\S]*?release\(k_read\);\s*)release\(v\);",
+        r"release(v); \1",
+        ReleaseBeforeCompletion,
+        "three",
+    ),
+    "the next k released instead, three stages": Edit(
+        THREE_STAGE, r"release\(k_read\);", "release(k);", (ReleaseBeforeCompletion, *LATE, Deadlock), "three"
+    ),
+    "a wait that leaves the output in flight, three stages": Edit(
+        THREE_STAGE, r"complete<0>\(O\);  // proves O and", "complete<1>(O);  //", ReleaseBeforeCompletion, "three"
+    ),
     # What is loaded
     "another block is loaded": Edit(PRODUCER_SOURCE, r"load_k\(these, j - 1\)", "load_k(these, j)", StaleGeneration),
     "a block is left out": Edit(
