@@ -48,8 +48,9 @@ __device__ inline void release(const Slot& slot) { ptx::mbarrier_arrive(slot.emp
 template <int stages, int slot_bytes>
 class RingWalk {
  public:
-  __device__ RingWalk(const void* data, const RingBarriers<stages>& barriers, u32 parity)
-      : data_(shared_address(data)), barriers_(shared_address(&barriers)), stage_(0), parity_(parity) {}
+  __device__ RingWalk(const void* data, const RingBarriers<stages>& barriers, u32 parity, u32 first = 0)
+      : data_(shared_address(data)), barriers_(shared_address(&barriers)), stage_(first % stages),
+        parity_(parity ^ (first / stages % 2)) {}
 
  protected:
   __device__ Slot slot() const {
@@ -70,8 +71,9 @@ class RingWalk {
 template <int stages, int slot_bytes>
 class RingProducer : RingWalk<stages, slot_bytes> {
  public:
-  __device__ RingProducer(const void* data, const RingBarriers<stages>& barriers)
-      : RingWalk<stages, slot_bytes>(data, barriers, 1) {}
+  /// `first`: the tile that the walk begins with; those before have been filled.
+  __device__ RingProducer(const void* data, const RingBarriers<stages>& barriers, u32 first = 0)
+      : RingWalk<stages, slot_bytes>(data, barriers, 1, first) {}
 
   /// The next slot, to be filled with `slot_bytes` bytes: TMA counts clipped parts of a box as well.
   __device__ Slot acquire() {

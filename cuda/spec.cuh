@@ -30,11 +30,13 @@ struct FwdSpec {
   bool three_stage;     ///< the scores after the next ones are under way as well; exact, and without turns
   bool speculative;     ///< softmax against a retained maximum, checked afterwards; needs overlap
   bool pingpong;        ///< consumer warpgroups take turns to issue, by named barriers
+  bool warp_specialized;  ///< a warpgroup of its own copies; false: the first thread of the consumers does
   Scheduler scheduler;
   bool setmaxnreg;      ///< move registers from the producer to the consumers
 
   constexpr int consumers() const { return tile_m / warpgroup_rows; }
-  constexpr int threads() const { return warpgroup_threads * (1 + consumers()); }
+  constexpr int producers() const { return warp_specialized ? 1 : 0; }  // warpgroups, before the consumers
+  constexpr int threads() const { return warpgroup_threads * (producers() + consumers()); }
   // The register pool is what the launch allocates: 168 * 384 = 40 * 128 + 232 * 256, 128 * 512 = 32 * 128 + 160 * 384.
   // A larger request would wait for registers for ever.
   constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }

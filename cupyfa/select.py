@@ -113,6 +113,7 @@ class Candidate:
             three_stage=False,
             speculative=True,
             pingpong=False,
+            warp_specialized=True,
             scheduler=Scheduler.DYNAMIC,
             setmaxnreg=True,
         )
@@ -263,7 +264,7 @@ def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
     return f"{best.name} {best.tile_m}x{best.tile_n} comes before it"
 
 
-_SWITCHES = ("overlap", "three_stage", "speculative", "pingpong", "setmaxnreg")
+_SWITCHES = ("overlap", "three_stage", "speculative", "pingpong", "warp_specialized", "setmaxnreg")
 _SIZES = {
     "tile_m": (64, 128, 192),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
@@ -315,8 +316,31 @@ def _config_value(name: str, value: Any) -> Any:
     raise ValueError(f"attention: config has the field {name!r}; it can override {free}")
 
 
+#: What the kernel without warp specialization is written for, beside two stages or more.
+_UNSPECIALIZED: dict[str, Any] = {
+    "q_stages": 1,
+    "overlap": True,
+    "pingpong": False,
+    "scheduler": Scheduler.ONE_TILE,
+    "setmaxnreg": False,
+}
+
+
+def _listed(fields: Config) -> str:
+    return ", ".join(f"{name}={getattr(value, 'value', value)!r}" for name, value in fields.items())
+
+
 def _check_combination(spec: FwdSpec) -> None:
     """Refuse what the schedule cannot do; what exceeds shared memory is refused by the compiler."""
+    if not spec.warp_specialized:
+        needed = {"stages": max(2, spec.stages)} | _UNSPECIALIZED
+        changes = {name: value for name, value in needed.items() if getattr(spec, name) != value}
+        if changes:
+            raise ValueError(
+                f"attention: config has warp_specialized=False with {_listed({n: getattr(spec, n) for n in changes})}; "
+                "without a producer a CTA computes one tile, and copies under the products of its next block: set "
+                f"{_listed(changes)}"
+            )
     if spec.speculative and not spec.overlap:
         raise ValueError(
             "attention: config has speculative=True with overlap=False; a speculative softmax runs under the product "

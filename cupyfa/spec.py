@@ -71,6 +71,9 @@ class FwdSpec:
         Softmax against a retained maximum, checked afterwards (specification 0x09); needs overlap.
     pingpong : bool
         Consumer warpgroups take turns to issue (specification 0x04).
+    warp_specialized : bool
+        A warpgroup of its own issues the copies (specification 0x02). Without it all warps compute, and one of their
+        threads copies; for measurements.
     scheduler : Scheduler
         One CTA per tile, or persistent CTAs whose tiles are dealt out or drawn from a counter (specification 0x0B).
     setmaxnreg : bool
@@ -82,7 +85,7 @@ class FwdSpec:
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
     ...     causal=True, negate_scores=False, overlap=True, three_stage=False, speculative=True,
-    ...     pingpong=True, scheduler=Scheduler.DYNAMIC, setmaxnreg=True,
+    ...     pingpong=True, warp_specialized=True, scheduler=Scheduler.DYNAMIC, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -101,6 +104,7 @@ class FwdSpec:
     three_stage: bool
     speculative: bool
     pingpong: bool
+    warp_specialized: bool
     scheduler: Scheduler
     setmaxnreg: bool
 
@@ -130,6 +134,8 @@ class FwdSpec:
             for name in ("causal", "negate_scores", "overlap", "three_stage", "speculative", "pingpong", "setmaxnreg")
             if getattr(self, name)
         ]
+        if not self.warp_specialized:
+            switches.append("not warp_specialized")
         head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
         return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()

@@ -425,6 +425,13 @@ BAD_CALLS: tuple[BadCall, ...] = (
         Where.GPU_RULES,
     ),
     BadCall(
+        "config-without-warp-specialization",
+        replace(config={"warp_specialized": False, "scheduler": "one_tile"}),
+        ValueError,
+        "config has warp_specialized=False with q_stages=2, setmaxnreg=True; .*: set q_stages=1, setmaxnreg=False$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
         "config-scheduler",
         replace(config={"scheduler": "fast"}),
         ValueError,

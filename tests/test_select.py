@@ -112,8 +112,15 @@ OVERRIDES: dict[str, Any] = {
     "three_stage": True,
     "speculative": False,
     "pingpong": True,
+    "warp_specialized": False,
     "scheduler": Scheduler.ONE_TILE,
     "setmaxnreg": False,
+}
+#: What a field's other value needs beside it: see test_bad_configs.
+NEEDS: dict[str, dict[str, Any]] = {
+    "overlap": {"speculative": False},  # see test_bad_configs
+    "three_stage": {"speculative": False},
+    "warp_specialized": {"q_stages": 1, "pingpong": False, "scheduler": Scheduler.ONE_TILE, "setmaxnreg": False},
 }
 DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64, "causal": True, "negate_scores": True}
 
@@ -124,8 +131,7 @@ def test_every_field_is_either_free_or_decided_by_the_problem() -> None:
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_config_overrides_one_field(name: str) -> None:
-    # Without overlap there is no speculative softmax, and none with three stages: see test_bad_configs.
-    base = {"speculative": False} if name in ("overlap", "three_stage") else {}
+    base = NEEDS.get(name, {})
     plain = select(problem(dtype=BF16), H200, base)
     overrides = base | {name: OVERRIDES[name]}
     changed = select(problem(dtype=BF16), H200, overrides)
@@ -200,6 +206,18 @@ def test_equal_configs_are_equal_keys() -> None:
             r"^attention: config has tile_m 64 with pingpong=True; pingpong needs two consumer",
         ),
         ({"tile_m": 64, "pingpong": False}, ValueError, r"^attention: config has tile_m 64 with setmaxnreg=True; "),
+        (
+            {"warp_specialized": False},
+            ValueError,
+            r"^attention: config has warp_specialized=False with q_stages=2, scheduler='dynamic', setmaxnreg=True; .*: "
+            r"set q_stages=1, scheduler='one_tile', setmaxnreg=False$",
+        ),
+        (
+            {**NEEDS["warp_specialized"], "warp_specialized": False, "pingpong": True, "stages": 1, "overlap": False},
+            ValueError,
+            r"^attention: config has warp_specialized=False with stages=1, overlap=False, pingpong=True; .*: "
+            r"set stages=2, overlap=True, pingpong=False$",
+        ),
     ],
     ids=str,
 )

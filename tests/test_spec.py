@@ -31,6 +31,7 @@ SPEC = FwdSpec(
     three_stage=False,
     speculative=True,
     pingpong=True,
+    warp_specialized=True,
     scheduler=Scheduler.PERSISTENT,
     setmaxnreg=True,
 )
@@ -79,7 +80,8 @@ def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
         ".stages=2, .q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .three_stage=false, "
-        ".speculative=true, .pingpong=true, .scheduler=cupyfa::Scheduler::persistent, .setmaxnreg=true}"
+        ".speculative=true, .pingpong=true, .warp_specialized=true, .scheduler=cupyfa::Scheduler::persistent, "
+        ".setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"
@@ -89,6 +91,7 @@ def test_short_form() -> None:
     assert str(SPEC) == (
         "forward sm_90a bfloat16 d128 128x128 stages 2 q_stages 2 persistent overlap speculative pingpong setmaxnreg"
     )
+    assert str(dataclasses.replace(SPEC, warp_specialized=False)) == f"{SPEC} not warp_specialized"
 
 
 # --- The mirror ---

@@ -38,6 +38,12 @@ class Turn {
 };
 
 template <int count>
+__device__ inline void clear(float (&O)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) O[i] = 0.f;
+}
+
+template <int count>
 __device__ inline void scale_rows(float (&O)[count], const RowPair& factor) {
 #pragma unroll
   for (int i = 0; i < count; ++i) O[i] *= factor.row[i / 2 % 2];
@@ -99,8 +105,8 @@ class Consumer {
       // S of the tile's last block is complete. (Behind each of the waits above, where it is another branch, this release
       // costs the loop its uniform registers: tests/test_compiler.py looks at them.)
       release(k);
-      const BlockRange blocks = blocks_of(m);
-      const Mask<S> mask = mask_of(m);
+      const BlockRange blocks = place_.blocks_of(p_, m);
+      const Mask<S> mask = place_.mask_of(p_, m);
       auto softmax = make_softmax<S>(p_.scale_log2);
 
       int j = blocks.end - 1;
@@ -198,8 +204,8 @@ class Consumer {
       const Work work = works_.next();
       const int m = row_tile(work);
       if (m < 0) return;
-      const BlockRange blocks = blocks_of(m);
-      const Mask<S> mask = mask_of(m);
+      const BlockRange blocks = place_.blocks_of(p_, m);
+      const Mask<S> mask = place_.mask_of(p_, m);
       auto softmax = make_softmax<S>(p_.scale_log2);
       Output O;
       clear(O);
@@ -234,21 +240,7 @@ class Consumer {
     return int(__reduce_or_sync(0xffffffff, u32(works_.tile(work).m)));
   }
 
-  /// All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and one
-  /// above the diagonal may mask a whole block.
-  __device__ BlockRange blocks_of(int m) const {
-    const int row = m * S.tile_m, own = row + warpgroup_rows * place_.warpgroup;
-    return {BlockRange::of<S>(p_, own, own + warpgroup_rows).full, BlockRange::of<S>(p_, row, row + S.tile_m).end};
-  }
-
-  __device__ Mask<S> mask_of(int m) const { return {p_, m * S.tile_m + place_.row(), 2 * (place_.lane() % 4)}; }
-
   __device__ SharedAddress rows_of(const Work& work) const { return place_.rows_of(works_.data(work)); }
-
-  __device__ static void clear(Output& O) {
-#pragma unroll
-    for (int i = 0; i < S.head_dim_v / 2; ++i) O[i] = 0.f;
-  }
 
   __device__ void finish(const Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;

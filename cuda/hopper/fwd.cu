@@ -18,12 +18,13 @@
 //
 // Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storer.cuh, storage.cuh, work.cuh and ring.cuh (how
 // they meet), tile_scheduler.cuh (which tiles), softmax.cuh, speculative_softmax.cuh and mask.cuh (the arithmetic),
-// epilogue.cuh. three_stage.cuh is another mainloop, for comparisons.
+// epilogue.cuh. three_stage.cuh is another mainloop, and unspecialized.cuh the kernel without roles: for comparisons.
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/storage.cuh"
 #include "hopper/storer.cuh"
 #include "hopper/three_stage.cuh"
+#include "hopper/unspecialized.cuh"
 #include "params.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -49,6 +50,16 @@ constexpr bool is_valid() {
   static_assert(!S.pingpong || S.consumers() >= 2, "taking turns needs two warpgroups");
   static_assert(!S.setmaxnreg || S.consumers() >= 2,
                 "with tile_m=64 a thread can have 255 registers anyway: set setmaxnreg=False");
+  if constexpr (!S.warp_specialized) {
+    static_assert(S.scheduler == Scheduler::one_tile && S.q_stages == 1,
+                  "without warp specialization a CTA computes one tile: set scheduler=one_tile, q_stages=1");
+    static_assert(!S.pingpong && !S.setmaxnreg,
+                  "without warp specialization no warp waits for its turn or can spare registers: set pingpong=False, "
+                  "setmaxnreg=False");
+    static_assert(S.overlap && S.stages >= 2,
+                  "without warp specialization a copy runs under the products of the next block: set overlap=True, and "
+                  "stages to 2 or more");
+  }
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }
@@ -68,7 +79,9 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
   }
   __syncthreads();  // proves that the barriers are initialised
 
-  if (threadIdx.x < warpgroup_threads) {
+  if constexpr (!S.warp_specialized) {
+    Unspecialized<S>(p, storage).run();
+  } else if (threadIdx.x < warpgroup_threads) {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();
     if (threadIdx.x == 0) produce<S>(p, storage);
     if (threadIdx.x == 32) store<S>(p, storage);

@@ -1,6 +1,8 @@
 // Where a thread of a consumer warpgroup stands in a query tile.
 #pragma once
 #include "layout.cuh"
+#include "mask.cuh"
+#include "params.h"
 #include "spec.cuh"
 
 namespace cupyfa::hopper {
@@ -11,7 +13,7 @@ struct Place {
   int warpgroup;
 
   __device__ static Place of_thread() {
-    const int thread = threadIdx.x - warpgroup_threads;  // the first warpgroup is the producer
+    const int thread = threadIdx.x - warpgroup_threads * S.producers();  // the producer comes first
     // Read from lane 0, the warpgroup is known to be uniform: descriptors are then computed once for the warp, in uniform
     // registers (measured: no spills with three warpgroups, 28 fewer instructions in the mainloop).
     return {__shfl_sync(0xffffffff, thread / warpgroup_threads, 0)};
@@ -20,6 +22,15 @@ struct Place {
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int warp() const { return threadIdx.x / 32 % 4; }
   __device__ int row() const { return warpgroup_rows * warpgroup + 16 * warp() + lane() / 4; }
+
+  /// All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and one
+  /// above the diagonal may mask a whole block.
+  __device__ BlockRange blocks_of(const FwdParams& p, int m) const {
+    const int row = m * S.tile_m, own = row + warpgroup_rows * warpgroup;
+    return {BlockRange::of<S>(p, own, own + warpgroup_rows).full, BlockRange::of<S>(p, row, row + S.tile_m).end};
+  }
+
+  __device__ Mask<S> mask_of(const FwdParams& p, int m) const { return {p, m * S.tile_m + row(), 2 * (lane() % 4)}; }
 
   /// The 64 rows of this warpgroup in a panel of a tile with tile_m rows.
   __device__ SharedAddress rows_of(SharedAddress panel) const {

@@ -7,6 +7,17 @@
 
 namespace cupyfa::hopper {
 
+/// Starts to store the O of a tile that is staged at `o`.
+template <FwdSpec S>
+__device__ inline void issue_store(const FwdParams& p, const Tile& tile, SharedAddress o) {
+#pragma unroll
+  for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
+    ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, tile.m * S.tile_m, tile.head, tile.batch,
+                                       o + panel * panel_bytes(S.tile_m));
+  }
+  ptx::cp_async_bulk_commit_group();
+}
+
 template <FwdSpec S>
 __device__ void store(const FwdParams& p, Storage<S>& storage) {
   typename Storage<S>::WorkConsumer works(storage.qo, storage.work_barriers, storage.tiles);
@@ -15,12 +26,7 @@ __device__ void store(const FwdParams& p, Storage<S>& storage) {
     const Tile tile = works.tile(work);
     if (!tile.valid()) return;
     wait_parity(works.staged(work), work.parity);  // proves that all rows of O are staged, and visible to TMA
-#pragma unroll
-    for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
-      ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, tile.m * S.tile_m, tile.head, tile.batch,
-                                         works.data(work) + panel * panel_bytes(S.tile_m));
-    }
-    ptx::cp_async_bulk_commit_group();
+    issue_store<S>(p, tile, works.data(work));
     ptx::cp_async_bulk_wait_group_read<0>();  // proves that O has been read: the slot may take the next Q
     ptx::mbarrier_arrive(works.empty(work));
   }

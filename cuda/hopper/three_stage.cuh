@@ -13,8 +13,8 @@ __device__ void Consumer<S>::three_stage() {
     const Work work = works_.next();
     const int m = row_tile(work);
     if (m < 0) return;
-    const BlockRange blocks = blocks_of(m);
-    const Mask<S> mask = mask_of(m);
+    const BlockRange blocks = place_.blocks_of(p_, m);
+    const Mask<S> mask = place_.mask_of(p_, m);
     auto softmax = make_softmax<S>(p_.scale_log2);
     Scores one, two;  // of the next block and of the one after it, in turn: a copy would have to wait for the product
     Probabilities P;

@@ -47,8 +47,11 @@ _NO_OVERLAP = _EXACT | {"overlap": False}  # without overlap there is no specula
 _PINGPONG = {"pingpong": True}
 # The largest tile that has registers for a second S: see three_stage.py.
 _TILE_OF_THREE_STAGES = _EXACT | {"tile_n": 96}
+_ONE_TILE = {"q_stages": 1, "scheduler": "one_tile"}
+_UNSPECIALIZED = _ONE_TILE | {"warp_specialized": False, "pingpong": False, "setmaxnreg": False}
 
-#: Name -> what is changed. The exact softmax, with pingpong, is FlashAttention-3's.
+#: Name -> what is changed. The exact softmax, with pingpong, is FlashAttention-3's. A variant without warp
+#: specialization is to be compared with the line before it; moving registers belongs to the specialization.
 VARIANTS: dict[str, dict[str, Any]] = {
     SHIPPED: {},
     "pingpong": _PINGPONG,
@@ -61,7 +64,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one Q slot, tiles one after the other": {"q_stages": 1},
     "tiles dealt out": {"scheduler": "persistent"},
     "one CTA per tile": {"scheduler": "one_tile"},
-    "all of it off": _NO_OVERLAP | {"q_stages": 1, "scheduler": "one_tile"},
+    "one CTA per tile, one Q slot": _ONE_TILE,
+    "one CTA per tile, one Q slot, no warp specialization": _UNSPECIALIZED,
+    "exact, one CTA per tile, one Q slot": _EXACT | _ONE_TILE,
+    "exact, one CTA per tile, one Q slot, no warp specialization": _EXACT | _UNSPECIALIZED,
+    "all of it off": _NO_OVERLAP | _ONE_TILE,
     "one consumer warpgroup": {"tile_m": 64, "setmaxnreg": False},
 }
 

@@ -376,6 +376,7 @@ KERNEL = FwdSpec(
     three_stage=False,
     speculative=False,
     pingpong=True,
+    warp_specialized=True,
     scheduler=Scheduler.PERSISTENT,
     setmaxnreg=True,
 )

@@ -44,6 +44,15 @@ class Case:
 
 EXACT_THREE_STAGES = (("three_stage", True), ("speculative", False))
 THREE_STAGES = (*EXACT_THREE_STAGES, ("tile_n", 96))
+UNSPECIALIZED = (
+    ("warp_specialized", False),
+    ("q_stages", 1),
+    ("pingpong", False),
+    ("scheduler", "one_tile"),
+    ("setmaxnreg", False),
+)
+EXACT = (("speculative", False),)
+
 # One CTA walks all tiles of a case (sms=1), so a case with three tiles wraps every ring and every parity.
 CASES = [
     *(
@@ -106,6 +115,31 @@ CASES = [
     Case("without setmaxnreg", heads_q=2, config=(("setmaxnreg", False),)),
     Case("one stage of Q", heads_q=2, config=(("q_stages", 1),)),
     Case("short causal tile d64", heads_q=3, seqlen_q=384, seqlen_k=384, head_dim=64, causal=True),
+    # Without warp specialization each tile has a CTA of its own.
+    *(
+        dataclasses.replace(case, why=f"unspecialized {case.why}", config=(*UNSPECIALIZED, *case.config))
+        for case in (
+            Case("full", heads_q=2),
+            Case("causal", heads_q=2, causal=True, dtype="float16"),
+            Case("full exact", heads_q=2, config=EXACT),
+            Case("causal exact", heads_q=2, causal=True, dtype="float16", config=EXACT),
+            Case("ragged both", seqlen_q=113, seqlen_k=203, dtype="float16"),
+            Case("grouped heads", heads_q=6, heads_kv=2, seqlen_q=130, seqlen_k=130),
+            Case("one key", seqlen_k=1),
+            Case("two blocks", seqlen_q=128, seqlen_k=256, config=EXACT),
+            Case("three rounds of the ring", seqlen_q=128, seqlen_k=768),
+            Case("three rounds of the ring exact", seqlen_q=128, seqlen_k=768, config=EXACT),
+            Case("three slots", seqlen_q=128, seqlen_k=1280, head_dim=64),
+            Case("more slots than blocks", seqlen_k=200, head_dim=64, config=(("stages", 4),)),
+            Case("three warpgroups", seqlen_q=200, seqlen_k=700, head_dim=64, config=(("tile_m", 192), ("tile_n", 96))),
+            Case("one warpgroup", seqlen_q=100, seqlen_k=500, head_dim=64, config=(("tile_m", 64),)),
+            Case("rows that see no key", seqlen_q=300, seqlen_k=100, causal=True),
+            Case("d256 causal", seqlen_q=200, seqlen_k=300, head_dim=256, causal=True),
+            Case("zero filled columns", seqlen_q=150, seqlen_k=350, head_dim=184),
+            Case("negative scale", scale=-0.3, seqlen_q=130, seqlen_k=300, causal=True),
+            Case("three batches", batch=3, seqlen_q=100, seqlen_k=260, layout="BHSD", heads_q=2, heads_kv=2),
+        )
+    ),
 ]
 
 

@@ -319,6 +319,9 @@ def test_strides_over_2_to_the_32_bytes() -> None:
 
 # --- config= ---
 
+UNSPECIALIZED = {
+    "warp_specialized": False, "q_stages": 1, "pingpong": False, "scheduler": "one_tile", "setmaxnreg": False
+}  # fmt: skip
 CONFIGS: list[tuple[int, dict[str, Any]]] = [
     *((d, {"overlap": False, "speculative": False}) for d in (64, 128, 192, 256)),
     *((d, {"speculative": False}) for d in (64, 128, 192, 256)),
@@ -339,6 +342,8 @@ CONFIGS: list[tuple[int, dict[str, Any]]] = [
     (64, {"tile_m": 192, "tile_n": 96}),
     (64, {"overlap": False, "speculative": False, "scheduler": "one_tile", "stages": 1, "q_stages": 1}),
     (128, {"overlap": False, "speculative": False, "pingpong": False}),
+    *((d, UNSPECIALIZED | {"speculative": speculative}) for d in (64, 128, 192, 256) for speculative in (False, True)),
+    (64, UNSPECIALIZED | {"tile_m": 64, "stages": 4}),
 ]
 
 

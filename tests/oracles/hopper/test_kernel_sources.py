@@ -40,6 +40,7 @@ SPEC = FwdSpec(
     three_stage=False,
     speculative=False,
     pingpong=True,
+    warp_specialized=True,
     scheduler=Scheduler.PERSISTENT,
     setmaxnreg=True,
 )
@@ -339,6 +340,7 @@ DYNAMIC = "two speculative_one"
 
 CONSUMER = "hopper/consumer.cuh"
 THREE_STAGE = "hopper/three_stage.cuh"
+PLACE = "hopper/place.cuh"
 PRODUCER_SOURCE = "hopper/producer.cuh"
 STORER_SOURCE = "hopper/storer.cuh"
 EPILOGUE = "hopper/epilogue.cuh"
@@ -380,7 +382,7 @@ EDITS = {
     "output without a fence": Edit("hopper/gemm.cuh", r"ptx::wgmma_fence\(\);  // earlier writes", "//", MissingFence),
     "parity never flips": Edit("ring.cuh", r"parity_ \^= 1;", "", (*LATE, Deadlock)),
     "producer starts in the consumer's phase": Edit(
-        "ring.cuh", r"\(data, barriers, 1\) \{\}", "(data, barriers, 0) {}", Deadlock
+        "ring.cuh", r"\(data, barriers, 1, first\)", "(data, barriers, 0, first)", Deadlock
     ),
     "one release per warpgroup expected, four come": Edit(
         "hopper/fwd.cu",
@@ -519,7 +521,7 @@ EDITS = {
         CONSUMER, r"bar_sync\(own_,", "bar_sync(own_ + 1,", (Deadlock, ParticipantMismatch)
     ),
     "each warpgroup walks its own blocks": Edit(
-        CONSUMER,
+        PLACE,
         r"row, row \+ S.tile_m\).end",
         "own, own + warpgroup_rows).end",
         (Deadlock, StaleGeneration, EarlyReuse, MissingProduct),
