@@ -34,6 +34,9 @@ __device__ inline float block_max(const float (&scores)[count], int r) {
   return quad_max(fmaxf(even, odd));
 }
 
+/// `threshold`: while no maximum of the warp's 16 rows has grown by more, in base 2, the old ones stay, and O in their frame
+/// (specification 0x09, arXiv 2603.05451, section 3.1.4). With 0 they always move, which takes no vote.
+template <int threshold>
 class OnlineSoftmax {
  public:
   /// `scale_log2` is positive, so that masked scores stay -inf.
@@ -45,14 +48,15 @@ class OnlineSoftmax {
     }
   }
 
-  /// Turns scores into exp2(scale * (score - maximum)). Returns the factor that brings what was accumulated before into
-  /// the frame of the new maximum.
+  /// Turns scores into exp2(scale * (score - maximum)). `shrink` brings what was accumulated before into the frame of the
+  /// new maximum. Returns whether that is the old one.
   template <int count>
-  __device__ RowPair update(float (&scores)[count]) {
-    RowPair shrink;
+  __device__ bool update(float (&scores)[count], RowPair& shrink) {
+    float maxima[2];
+    const bool stays = threshold > 0 && find_maxima(maxima, scores);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float maximum = fmaxf(maximum_[r], block_max(scores, r));
+      const float maximum = threshold > 0 ? maxima[r] : fmaxf(maximum_[r], block_max(scores, r));
       // A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
       const float reference = maximum == minus_infinity ? 0.f : scaled(maximum);
       shrink.row[r] = ptx::ex2_approx_ftz(scaled(maximum_[r]) - reference);
@@ -68,7 +72,7 @@ class OnlineSoftmax {
         sum_[r][c] = sum;
       }
     }
-    return shrink;
+    return stays;
   }
 
   /// The factor that normalises O, and the natural logarithm of the row's sum: -inf for a row without keys.
@@ -85,12 +89,29 @@ class OnlineSoftmax {
   }
 
  private:
+  /// The maxima after a block, or the old ones if they stay.
+  template <int count>
+  __device__ bool find_maxima(float (&maxima)[2], const float (&scores)[count]) const {
+    bool near = true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      maxima[r] = fmaxf(maximum_[r], block_max(scores, r));
+      near = near && scaled(maxima[r]) - scaled(maximum_[r]) <= threshold;  // not where the old one is -inf
+    }
+    const bool stays = __all_sync(0xffffffff, near);
+    if (stays) {
+      maxima[0] = maximum_[0];
+      maxima[1] = maximum_[1];
+    }
+    return stays;
+  }
+
   /// Rounded, and never contracted into an fma: the same maximum must give the same reference, so that a maximum that
   /// stays shrinks by exactly 1. With an fma the error of the product stayed, and the sum drifted by 2^-24 in each block.
   __device__ float scaled(float maximum) const { return __fmul_rn(maximum, scale_log2_); }
 
   float scale_log2_;
-  float maximum_[2];  // of the raw scores
+  float maximum_[2];  // of the raw scores; with a threshold, an earlier one
   float sum_[2][2];  // this thread's part: row, column parity
 };
 

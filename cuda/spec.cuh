@@ -29,10 +29,13 @@ struct FwdSpec {
   bool overlap;         ///< issue the next scores before the softmax of this warpgroup has its P multiplied
   bool three_stage;     ///< the scores after the next ones are under way as well; exact, and without turns
   bool speculative;     ///< softmax against a retained maximum, checked afterwards; needs overlap
-  bool pingpong;        ///< consumer warpgroups take turns to issue, by named barriers
+  int rescale_threshold;  ///< an exact softmax keeps its frame while no maximum of the warp grows by more, in base 2
+  int exp2_fma;  ///< of eight groups of eight keys, so many have their speculative exponentials on the FMA units
+  bool pingpong;  ///< consumer warpgroups take turns to issue, by named barriers
   bool warp_specialized;  ///< a warpgroup of its own copies; false: the first thread of the consumers does
   Scheduler scheduler;
-  bool setmaxnreg;      ///< move registers from the producer to the consumers
+  bool longest_first;  ///< tiles in sections, the longest of a section first; otherwise head by head
+  bool setmaxnreg;  ///< move registers from the producer to the consumers
 
   constexpr int consumers() const { return tile_m / warpgroup_rows; }
   constexpr int producers() const { return warp_specialized ? 1 : 0; }  // warpgroups, before the consumers

@@ -6,13 +6,15 @@
 // too, and that sum is needed anyway: looking costs four comparisons. After a block that grew far beyond the range, the
 // next one is not tried: where scores grow in every block, this is the exact softmax.
 #pragma once
+#include "exp2.cuh"
 #include "ptx/arithmetic.cuh"
 #include "softmax.cuh"
 #include "spec.cuh"
 
 namespace cupyfa {
 
-template <DType dtype>
+/// `exp2_fma` of eight groups of eight keys go to the polynomial; a correction, which sees everything, never does.
+template <DType dtype, int exp2_fma>
 class SpeculativeSoftmax {
  public:
   /// A block is in range if all its sums, each of one thread, row and column parity, are below this. Then so is every
@@ -36,8 +38,9 @@ class SpeculativeSoftmax {
 #pragma unroll
     for (int i = 0; i < count; i += 2) {
       const int r = i / 2 % 2;
-      const float even = ptx::ex2_approx_ftz(fmaf(scores[i], scale_log2_, -reference_[r]));
-      const float odd = ptx::ex2_approx_ftz(fmaf(scores[i + 1], scale_log2_, -reference_[r]));
+      const bool on_fma = i / 4 * exp2_fma % 8 + exp2_fma >= 8;  // evenly spread
+      const float even = exponential(fmaf(scores[i], scale_log2_, -reference_[r]), on_fma);
+      const float odd = exponential(fmaf(scores[i + 1], scale_log2_, -reference_[r]), on_fma);
       sum[r][0] = i < 4 ? even : sum[r][0] + even;
       sum[r][1] = i < 4 ? odd : sum[r][1] + odd;
       P[i / 2] = ptx::cvt_rn_x2<dtype>(even, odd);
@@ -96,6 +99,10 @@ class SpeculativeSoftmax {
   }
 
  private:
+  __device__ static float exponential(float x, bool on_fma) {
+    return on_fma ? exp2_polynomial(x) : ptx::ex2_approx_ftz(x);
+  }
+
   float scale_log2_;
   float reference_[2];  // an earlier maximum, scaled; -inf: no key seen yet, so that the next block is not in range
   float sum_[2][2];  // this thread's part: row, column parity

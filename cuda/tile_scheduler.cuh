@@ -3,7 +3,7 @@
 //
 // Heads are taken in sections whose keys and values fit into L2 together. Within a section a causal problem starts with
 // the tiles that see most keys (longest first), all heads of a tile row side by side; a section of one head makes the query
-// tiles of that head neighbours.
+// tiles of that head neighbours. Without longest_first, for comparisons, tiles come head by head, from the first rows on.
 #pragma once
 #include "params.h"
 #include "ptx/types.cuh"
@@ -49,18 +49,24 @@ class TileScheduler {
       if (draws() && number_ == p_.tiles - 1) *p_.tile_counter = 0;
       return {-1, 0, 0, 0};
     }
+    if constexpr (!S.longest_first) {
+      const u32 head_in_all = ordinal / p_.tiles_m;
+      return tile_of(ordinal - head_in_all * p_.tiles_m, head_in_all);
+    }
     const u32 section = ordinal / (p_.tiles_m * p_.heads_per_section);
     const u32 first_head = section * p_.heads_per_section;
     const u32 rest = ordinal - first_head * p_.tiles_m;
     const u32 heads = min(p_.heads_per_section, p_.heads_total - first_head);
     const u32 m = rest / heads;
-    const u32 head_in_all = first_head + (rest - m * heads);
-    const u32 batch = head_in_all / p_.heads_q;
-    const u32 head = head_in_all - batch * p_.heads_q;
-    return {int(S.causal ? p_.tiles_m - 1 - m : m), int(head), int(head / p_.heads_per_kv), int(batch)};
+    return tile_of(S.causal ? p_.tiles_m - 1 - m : m, first_head + (rest - m * heads));
   }
 
  private:
+  __device__ Tile tile_of(u32 m, u32 head_in_all) const {
+    const u32 batch = head_in_all / p_.heads_q;
+    const u32 head = head_in_all - batch * p_.heads_q;
+    return {int(m), int(head), int(head / p_.heads_per_kv), int(batch)};
+  }
   __device__ bool draws() const { return S.scheduler == Scheduler::dynamic && p_.tile_counter != nullptr; }
 
   const FwdParams& p_;

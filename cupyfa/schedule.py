@@ -106,20 +106,23 @@ def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) 
     Returns
     -------
     int
-        Sections of nearly equal size, about as many heads as have keys and values in half of L2, but so many that no
-        more than four CTAs work on a head at a time (measured: docs/notes/hopper_forward.md). Tiles that are dealt out
-        take the most even choice from twice to half of that.
+        Sections of nearly equal size, about as many heads as have keys and values in half of L2. But so many that the
+        CTAs of a head have about a quarter of its tiles under way, or that they are four: they walk close behind each
+        other then, and a head's keys are read from memory once. At least a head for 16 CTAs (measured:
+        docs/notes/hopper_forward.md). Tiles that are dealt out take the most even choice from twice to half of that.
     """
     heads = problem.batch * problem.heads_q
     if not problem.causal:
         return 1  # tiles are equally long: the tiles of a head are neighbours
     group = problem.heads_q // problem.heads_kv
     bytes_kv = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.q.dtype.itemsize
-    wanted = max(device.l2_bytes // 2 // bytes_kv * group, device.multiprocessors // 4, 1)
+    tiles_m = -(-problem.seqlen_q // traits["tile_m"])
+    quarter = 4 * device.multiprocessors // tiles_m
+    spread = min(device.multiprocessors // 4, max(device.multiprocessors // 16, quarter))
+    wanted = max(device.l2_bytes // 2 // bytes_kv * group, spread, 1)
     section = -(-heads // max(1, round(heads / wanted)))
     section = -(-section // group) * group  # whole groups of query heads, so that their key/value head is read once
-    tiles = heads * -(-problem.seqlen_q // traits["tile_m"])
-    if traits["dynamic"] or not traits["persistent"] or tiles > _MAX_MODELLED_TILES:
+    if traits["dynamic"] or not traits["persistent"] or heads * tiles_m > _MAX_MODELLED_TILES:
         return section
     costs = tile_costs(problem, traits["tile_m"], traits["tile_n"])
     sections = [s for s in range(section // 2 + 1, min(heads, 2 * section) + 1) if s % group == 0]

@@ -112,9 +112,12 @@ class Candidate:
             overlap=True,
             three_stage=False,
             speculative=True,
+            rescale_threshold=0,
+            exp2_fma=0,
             pingpong=False,
             warp_specialized=True,
             scheduler=Scheduler.DYNAMIC,
+            longest_first=True,
             setmaxnreg=True,
         )
 
@@ -264,12 +267,14 @@ def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
     return f"{best.name} {best.tile_m}x{best.tile_n} comes before it"
 
 
-_SWITCHES = ("overlap", "three_stage", "speculative", "pingpong", "warp_specialized", "setmaxnreg")
+_SWITCHES = ("overlap", "three_stage", "speculative", "pingpong", "warp_specialized", "longest_first", "setmaxnreg")
 _SIZES = {
     "tile_m": (64, 128, 192),
     "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
     "stages": range(1, 9),
     "q_stages": range(1, 9),
+    "rescale_threshold": range(9),  # P reaches 2**8, and its sum over a row no more than float32 holds
+    "exp2_fma": range(9),
 }
 
 
@@ -320,6 +325,7 @@ def _config_value(name: str, value: Any) -> Any:
 _UNSPECIALIZED: dict[str, Any] = {
     "q_stages": 1,
     "overlap": True,
+    "three_stage": False,
     "pingpong": False,
     "scheduler": Scheduler.ONE_TILE,
     "setmaxnreg": False,
@@ -346,15 +352,25 @@ def _check_combination(spec: FwdSpec) -> None:
             "attention: config has speculative=True with overlap=False; a speculative softmax runs under the product "
             "of the block before: set overlap=True, or speculative=False"
         )
+    if spec.rescale_threshold and spec.speculative:
+        raise ValueError(
+            f"attention: config has rescale_threshold {spec.rescale_threshold} with speculative=True; a speculative "
+            "softmax has a range of its own: set speculative=False, or rescale_threshold to 0"
+        )
+    if spec.exp2_fma and not spec.speculative:
+        raise ValueError(
+            f"attention: config has exp2_fma {spec.exp2_fma} with speculative=False; what the polynomial makes of a "
+            "NaN is seen by a speculative softmax only: set speculative=True, or exp2_fma to 0"
+        )
     if spec.three_stage:
-        for name, value, needed in (
+        for name, value, why in (
             ("overlap", False, "the scores of two blocks are under way while a softmax runs"),
             ("speculative", True, "its softmax is the exact one"),
             ("pingpong", True, "its warpgroups take no turns"),
         ):
             if getattr(spec, name) is value:
                 raise ValueError(
-                    f"attention: config has three_stage=True with {name}={value}; {needed}: set {name}={not value}, or "
+                    f"attention: config has three_stage=True with {name}={value}; {why}: set {name}={not value}, or "
                     "three_stage=False"
                 )
         if spec.stages < 2:

@@ -69,6 +69,12 @@ class FwdSpec:
         softmax, no turns and two stages; for comparisons.
     speculative : bool
         Softmax against a retained maximum, checked afterwards (specification 0x09); needs overlap.
+    rescale_threshold : int
+        An exact softmax keeps the frame of O while no maximum of the warp's rows grows by more than this, in base 2
+        (specification 0x09); 0: it always moves.
+    exp2_fma : int
+        Of eight groups of eight keys, so many have their speculative exponentials computed by a polynomial on the FMA
+        units (specification 0x09).
     pingpong : bool
         Consumer warpgroups take turns to issue (specification 0x04).
     warp_specialized : bool
@@ -76,6 +82,9 @@ class FwdSpec:
         threads copies; for measurements.
     scheduler : Scheduler
         One CTA per tile, or persistent CTAs whose tiles are dealt out or drawn from a counter (specification 0x0B).
+    longest_first : bool
+        Tiles come in sections of heads that fit into L2, the longest of a section first; otherwise head by head
+        (specification 0x0B).
     setmaxnreg : bool
         Register reallocation between the roles (specification 0x02). Instrumented kernels can hang on it, so sanitizer
         runs switch it off.
@@ -85,7 +94,8 @@ class FwdSpec:
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
     ...     causal=True, negate_scores=False, overlap=True, three_stage=False, speculative=True,
-    ...     pingpong=True, warp_specialized=True, scheduler=Scheduler.DYNAMIC, setmaxnreg=True,
+    ...     rescale_threshold=0, exp2_fma=0, pingpong=False, warp_specialized=True, scheduler=Scheduler.DYNAMIC,
+    ...     longest_first=True, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -103,9 +113,12 @@ class FwdSpec:
     overlap: bool
     three_stage: bool
     speculative: bool
+    rescale_threshold: int
+    exp2_fma: int
     pingpong: bool
     warp_specialized: bool
     scheduler: Scheduler
+    longest_first: bool
     setmaxnreg: bool
 
     entry: ClassVar[str] = "hopper/fwd.cu"
@@ -134,8 +147,9 @@ class FwdSpec:
             for name in ("causal", "negate_scores", "overlap", "three_stage", "speculative", "pingpong", "setmaxnreg")
             if getattr(self, name)
         ]
-        if not self.warp_specialized:
-            switches.append("not warp_specialized")
+        numbers = ("rescale_threshold", "exp2_fma")
+        switches += [f"{name} {getattr(self, name)}" for name in numbers if getattr(self, name)]
+        switches += [f"not {name}" for name in ("warp_specialized", "longest_first") if not getattr(self, name)]
         head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
         return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()

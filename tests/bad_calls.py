@@ -377,7 +377,7 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "config-unknown",
         replace(config={"tile": 64}),
         ValueError,
-        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, overlap, speculative, pingpong",
+        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, rescale_threshold, exp2_fma, ",
     ),
     BadCall(
         "config-head-dim",

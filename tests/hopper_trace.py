@@ -63,9 +63,11 @@ class Tile(NamedTuple):
 
 
 def tiles(spec: FwdSpec, problem: Problem) -> list[Tile]:
-    """Return all tiles in their order: section by section of heads, in each the longest tiles first."""
+    """Return all tiles in their order: head by head, or by sections of heads, in each the longest tiles first."""
     rows = range(-(-problem.seqlen_q // spec.tile_m))
     heads = range(problem.batch * problem.heads_q)
+    if not spec.longest_first:
+        return [Tile(m, head % problem.heads_q, head // problem.heads_q) for head in heads for m in rows]
     return [
         Tile(m, head % problem.heads_q, head // problem.heads_q)
         for first in heads[:: problem.heads_per_section]

@@ -65,9 +65,11 @@ UNSPECIALIZED: dict[str, Any] = {
 SWITCHES: list[dict[str, Any]] = [
     {"overlap": False, "speculative": False},
     {"speculative": False},
-    {"pingpong": False},
+    {"speculative": False, "rescale_threshold": 8},
+    {"exp2_fma": 2},
     {"pingpong": True},
     {"scheduler": Scheduler.ONE_TILE},
+    {"longest_first": False},
     {"scheduler": Scheduler.PERSISTENT},
     {"tile_m": 64, "setmaxnreg": False, "pingpong": False},
 ]
@@ -373,8 +375,9 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
         ({"warp_specialized": False}, "a CTA computes one tile: set scheduler=one_tile, q_stages=1"),
         (UNSPECIALIZED | {"pingpong": True}, "set pingpong=False, setmaxnreg=False"),
         (UNSPECIALIZED | {"setmaxnreg": True}, "set pingpong=False, setmaxnreg=False"),
-        (UNSPECIALIZED | {"stages": 1}, "set overlap=True, and stages to 2 or more"),
-        (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, and stages to 2 or more"),
+        (UNSPECIALIZED | {"three_stage": True, "speculative": False}, "set overlap=True, three_stage=False, and "),
+        (UNSPECIALIZED | {"stages": 1}, "set overlap=True, three_stage=False, and stages to 2 or more"),
+        (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, three_stage=False, and "),
     ],
     ids=str,
 )

@@ -111,15 +111,19 @@ OVERRIDES: dict[str, Any] = {
     "overlap": False,
     "three_stage": True,
     "speculative": False,
+    "rescale_threshold": 8,
+    "exp2_fma": 2,
     "pingpong": True,
     "warp_specialized": False,
     "scheduler": Scheduler.ONE_TILE,
+    "longest_first": False,
     "setmaxnreg": False,
 }
 #: What a field's other value needs beside it: see test_bad_configs.
 NEEDS: dict[str, dict[str, Any]] = {
     "overlap": {"speculative": False},  # see test_bad_configs
     "three_stage": {"speculative": False},
+    "rescale_threshold": {"speculative": False},
     "warp_specialized": {"q_stages": 1, "pingpong": False, "scheduler": Scheduler.ONE_TILE, "setmaxnreg": False},
 }
 DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64, "causal": True, "negate_scores": True}
@@ -187,6 +191,17 @@ def test_equal_configs_are_equal_keys() -> None:
             ValueError,
             r"^attention: config has speculative=True with overlap=False; .*: set overlap=True, or speculative=False$",
         ),
+        (
+            {"rescale_threshold": 8},
+            ValueError,
+            r"^attention: config has rescale_threshold 8 with speculative=True; .*: set speculative=False, or resc",
+        ),
+        (
+            {"exp2_fma": 1, "speculative": False},
+            ValueError,
+            r"^attention: config has exp2_fma 1 with speculative=False; .*: set speculative=True, or exp2_fma to 0$",
+        ),
+        ({"exp2_fma": 9}, ValueError, r"^attention: config\['exp2_fma'\] is 9; it must be one of 0, 1, "),
         *(
             (
                 {"three_stage": True, "speculative": False} | {name: value},

@@ -30,9 +30,12 @@ SPEC = FwdSpec(
     overlap=True,
     three_stage=False,
     speculative=True,
+    rescale_threshold=0,
+    exp2_fma=0,
     pingpong=True,
     warp_specialized=True,
     scheduler=Scheduler.PERSISTENT,
+    longest_first=True,
     setmaxnreg=True,
 )
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -80,8 +83,8 @@ def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
         ".stages=2, .q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .three_stage=false, "
-        ".speculative=true, .pingpong=true, .warp_specialized=true, .scheduler=cupyfa::Scheduler::persistent, "
-        ".setmaxnreg=true}"
+        ".speculative=true, .rescale_threshold=0, .exp2_fma=0, .pingpong=true, .warp_specialized=true, "
+        ".scheduler=cupyfa::Scheduler::persistent, .longest_first=true, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"

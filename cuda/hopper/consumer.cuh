@@ -58,9 +58,9 @@ __device__ inline void round_from(u32 (&P)[S.tile_n / 4], const float (&scores)[
 template <FwdSpec S>
 __device__ inline auto make_softmax(float scale_log2) {
   if constexpr (S.speculative) {
-    return SpeculativeSoftmax<S.dtype>(scale_log2);
+    return SpeculativeSoftmax<S.dtype, S.exp2_fma>(scale_log2);
   } else {
-    return OnlineSoftmax(scale_log2);
+    return OnlineSoftmax<S.rescale_threshold>(scale_log2);
   }
 }
 
@@ -116,7 +116,8 @@ class Consumer {
       if constexpr (S.speculative) {
         softmax.correct(one, scores);
       } else {
-        softmax.update(scores);
+        RowPair unused;
+        softmax.update(scores, unused);
         round_from<S>(one, scores);
       }
       clear(O);
@@ -132,20 +133,20 @@ class Consumer {
         release(k);
         // From here to the next wait everything runs under the O product.
         if (j >= blocks.full) mask.apply(scores, j);
-        bool in_range = false;
+        bool same_frame;  // of O
         RowPair shrink;
         if constexpr (S.speculative) {
-          in_range = softmax.speculate(P_next, scores);
-          if (!in_range) shrink = softmax.correct(P_next, scores);
+          same_frame = softmax.speculate(P_next, scores);
+          if (!same_frame) shrink = softmax.correct(P_next, scores);
         } else {
-          shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
+          same_frame = softmax.update(scores, shrink);  // scores become exp2(scale * (S_j - maximum))
         }
         // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
         // instead of under it. This wait ends the block.
         if (j > 0) k = K_.wait();
         complete<0>(O);  // proves O, and that P V no longer reads P and V
         release(v);
-        if (!in_range) scale_rows(O, shrink);
+        if (!same_frame) scale_rows(O, shrink);
         if constexpr (!S.speculative) round_from<S>(P_next, scores);
       };
 
@@ -219,7 +220,8 @@ class Consumer {
         complete<0>(scores);  // proves S_j
         release(k);
         if (j >= blocks.full) mask.apply(scores, j);
-        scale_rows(O, softmax.update(scores));
+        RowPair shrink;
+        if (!softmax.update(scores, shrink)) scale_rows(O, shrink);
         round_from<S>(P, scores);
         turn_.wait();
         const Slot v = V_.wait();
@@ -242,11 +244,12 @@ class Consumer {
 
   __device__ SharedAddress rows_of(const Work& work) const { return place_.rows_of(works_.data(work)); }
 
-  __device__ void finish(const Output& O, const Softmax& softmax, const Work& work) const {
+  __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;
-    const RowPair inverse = softmax.finish(lse);
+    RowPair inverse = softmax.finish(lse);
     store_lse<S>(p_, works_.tile(work), place_, lse);
-    hand_over<S>(O, inverse, lse, place_, works_.data(work), works_.staged(work));
+    clear_rows_without_keys<S>(O, inverse, lse);
+    hand_over<S>(O, inverse, place_, works_.data(work), works_.staged(work));
   }
 
   /// Each warp answers for itself: its wait covers its own part of the WGMMA that read the slot.

@@ -23,12 +23,26 @@ __device__ inline void store_lse(const FwdParams& p, const Tile& tile, const Pla
   }
 }
 
+/// A row without keys is 0, whatever the V that its probabilities of 0 were multiplied with. Such rows are rare, so that a
+/// vote costs less than to look at each number.
+template <FwdSpec S>
+__device__ inline void clear_rows_without_keys(float (&O)[S.head_dim_v / 2], RowPair& inverse, const RowPair& lse) {
+  const bool empty[2] = {lse.row[0] == minus_infinity, lse.row[1] == minus_infinity};
+  if (__all_sync(0xffffffff, !empty[0] && !empty[1])) return;
+#pragma unroll
+  for (int i = 0; i < S.head_dim_v / 2; ++i) {
+    if (empty[i / 2 % 2]) O[i] = 0.f;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (empty[r]) inverse.row[r] = 0.f;  // of a sum of 0 it is infinite
+  }
+}
+
 /// Rounds a warpgroup's O into its rows of the slot.
 template <FwdSpec S>
-__device__ inline void stage_output(const float (&O)[S.head_dim_v / 2], const RowPair& inverse, const RowPair& lse,
-                                    const Place<S>& place, SharedAddress slot) {
-  // A row without keys is 0, whatever the V that its probabilities of 0 were multiplied with.
-  const u32 keep[2] = {lse.row[0] == minus_infinity ? 0u : ~0u, lse.row[1] == minus_infinity ? 0u : ~0u};
+__device__ inline void stage_output(const float (&O)[S.head_dim_v / 2], const RowPair& inverse, const Place<S>& place,
+                                    SharedAddress slot) {
   const int thread = threadIdx.x, lane = thread % 32;
   const int row = 16 * (thread / 32 % 4) + lane % 16;  // of the address that this lane gives to stmatrix
 #pragma unroll
@@ -36,7 +50,7 @@ __device__ inline void stage_output(const float (&O)[S.head_dim_v / 2], const Ro
     const float* o = &O[column / 2];  // 8 accumulators: two 8x8 blocks, rows g and g + 8
     const auto round = [&](int i) {
       const int r = i / 2 % 2;
-      return ptx::cvt_rn_x2<S.dtype>(o[i] * inverse.row[r], o[i + 1] * inverse.row[r]) & keep[r];
+      return ptx::cvt_rn_x2<S.dtype>(o[i] * inverse.row[r], o[i + 1] * inverse.row[r]);
     };
     const SharedAddress panel = place.rows_of(slot + column / panel_cols * panel_bytes(S.tile_m));
     const int chunk = column % panel_cols / 8 + lane / 16;
@@ -46,11 +60,11 @@ __device__ inline void stage_output(const float (&O)[S.head_dim_v / 2], const Ro
 
 /// Leaves a warpgroup's O in the slot of its Q, for the storer.
 template <FwdSpec S>
-__device__ inline void hand_over(const float (&O)[S.head_dim_v / 2], const RowPair& inverse, const RowPair& lse,
-                                 const Place<S>& place, SharedAddress slot, SharedAddress staged) {
+__device__ inline void hand_over(const float (&O)[S.head_dim_v / 2], const RowPair& inverse, const Place<S>& place,
+                                 SharedAddress slot, SharedAddress staged) {
   // Proves that all four warps have finished reading Q.
   ptx::bar_sync(epilogue_barrier + place.warpgroup, warpgroup_threads);
-  stage_output<S>(O, inverse, lse, place, slot);
+  stage_output<S>(O, inverse, place, slot);
   ptx::fence_proxy_async_shared_cta();
   __syncwarp();
   if (place.lane() == 0) ptx::mbarrier_arrive(staged);

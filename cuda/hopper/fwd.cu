@@ -41,6 +41,11 @@ constexpr bool is_valid() {
   static_assert(S.stages >= 1 && S.q_stages >= 1, "a ring needs a slot");
   static_assert(!S.speculative || S.overlap,
                 "a speculative softmax is written for overlap: set overlap=True, or speculative=False");
+  static_assert(S.rescale_threshold == 0 || !S.speculative,
+                "a speculative softmax has a range of its own: set speculative=False, or rescale_threshold=0");
+  static_assert(
+      S.exp2_fma == 0 || S.speculative,
+      "what the polynomial makes of a NaN is seen by a speculative softmax: set speculative=True, or exp2_fma=0");
   static_assert(!S.three_stage || S.overlap, "three stages overlap: set overlap=True, or three_stage=False");
   static_assert(!S.three_stage || !S.speculative,
                 "three stages are written for the exact softmax: set speculative=False, or three_stage=False");
@@ -56,9 +61,9 @@ constexpr bool is_valid() {
     static_assert(!S.pingpong && !S.setmaxnreg,
                   "without warp specialization no warp waits for its turn or can spare registers: set pingpong=False, "
                   "setmaxnreg=False");
-    static_assert(S.overlap && S.stages >= 2,
-                  "without warp specialization a copy runs under the products of the next block: set overlap=True, and "
-                  "stages to 2 or more");
+    static_assert(S.overlap && !S.three_stage && S.stages >= 2,
+                  "without warp specialization a copy runs under the products of the next block: set overlap=True, "
+                  "three_stage=False, and stages to 2 or more");
   }
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;

@@ -28,7 +28,8 @@ __device__ void Consumer<S>::three_stage() {
     complete<0>(one);  // proves S of the last block
     release(k);
     if (j >= blocks.full) mask.apply(one, j);
-    softmax.update(one);  // nothing was accumulated before: there is no O to scale
+    RowPair shrink;
+    softmax.update(one, shrink);  // nothing was accumulated before: there is no O to scale
     round_from<S>(P, one);
     if (j > 0) {
       k = K_.wait();
@@ -46,7 +47,7 @@ __device__ void Consumer<S>::three_stage() {
       --j;
       // From here to the next wait everything runs under both products.
       if (j >= blocks.full) mask.apply(scores, j);
-      const RowPair shrink = softmax.update(scores);
+      const bool same_frame = softmax.update(scores, shrink);
       const Slot k_read = k;
       if (j > 1) k = K_.wait();  // ends the basic block: see Consumer::overlapped
       // One wait for both products: K released behind the first would cost registers (from 96 keys on ptxas: C7512).
@@ -54,7 +55,7 @@ __device__ void Consumer<S>::three_stage() {
       ptx::pin_registers(scores_next);
       release(k_read);
       release(v);
-      scale_rows(O, shrink);
+      if (!same_frame) scale_rows(O, shrink);
       round_from<S>(P, scores);
     };
 
@@ -63,12 +64,12 @@ __device__ void Consumer<S>::three_stage() {
       Slot v = V_.wait();
       issue_output<S>(O, P, v.data);
       if (blocks.full == 0) mask.apply(scores, 0);
-      const RowPair shrink = softmax.update(scores);
+      const bool same_frame = softmax.update(scores, shrink);
       const Slot v_read = v;
       v = V_.wait();  // ends the basic block
       complete<0>(O);
       release(v_read);
-      scale_rows(O, shrink);
+      if (!same_frame) scale_rows(O, shrink);
       round_from<S>(P, scores);
       return v;
     };

@@ -47,7 +47,8 @@ class Unspecialized {
     if constexpr (S.speculative) {
       softmax.correct(one, scores);
     } else {
-      softmax.update(scores);
+      RowPair unused;
+      softmax.update(scores, unused);
       round_from<S>(one, scores);
     }
     clear(O);
@@ -64,18 +65,18 @@ class Unspecialized {
       release(k);
       // From here to the next wait everything runs under the O product.
       if (j >= blocks.full) mask.apply(scores, j);
-      bool in_range = false;
+      bool same_frame;  // of O
       RowPair shrink;
       if constexpr (S.speculative) {
-        in_range = softmax.speculate(P_next, scores);
-        if (!in_range) shrink = softmax.correct(P_next, scores);
+        same_frame = softmax.speculate(P_next, scores);
+        if (!same_frame) shrink = softmax.correct(P_next, scores);
       } else {
-        shrink = softmax.update(scores);  // scores become exp2(scale * (S_j - maximum))
+        same_frame = softmax.update(scores, shrink);  // scores become exp2(scale * (S_j - maximum))
       }
       if (j > 0) k = K_.wait();  // here, where it ends the basic block of the exponentials, as in Consumer::overlapped
       complete<0>(O);  // proves O, and that P V no longer reads P and V
       release(v);
-      if (!in_range) scale_rows(O, shrink);
+      if (!same_frame) scale_rows(O, shrink);
       if constexpr (!S.speculative) round_from<S>(P_next, scores);
     };
 
@@ -140,12 +141,13 @@ class Unspecialized {
     load<S.head_dim_v, S.tile_n>(p_.v, V.acquire(), block * S.tile_n, keys.head, keys.batch);
   }
 
-  __device__ void finish(const Output& O, const Softmax& softmax, const Work& work) const {
+  __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;
-    const RowPair inverse = softmax.finish(lse);
+    RowPair inverse = softmax.finish(lse);
     const Tile tile = works_.tile(work);
     store_lse<S>(p_, tile, place_, lse);
-    hand_over<S>(O, inverse, lse, place_, works_.data(work), works_.staged(work));
+    clear_rows_without_keys<S>(O, inverse, lse);
+    hand_over<S>(O, inverse, place_, works_.data(work), works_.staged(work));
     if (!copies()) return;
     wait_parity(works_.staged(work), work.parity);  // proves that all rows of O are staged, and visible to TMA
     issue_store<S>(p_, tile, works_.data(work));

@@ -26,6 +26,25 @@ __device__ inline float lg2_approx_ftz(float x) {
   return y;
 }
 
+/// a + b, rounded down.
+__device__ inline float add_rm_ftz(float a, float b) {
+  float y;
+  asm("add.rm.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+/// The larger, the smaller; NaN if one of them is.
+__device__ inline float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ inline float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 /// Two floats rounded to nearest even and packed, `low` in the lower half.
 template <DType dtype>
 __device__ inline u32 cvt_rn_x2(float low, float high) {

@@ -45,6 +45,7 @@ SHIPPED = "shipped"
 _EXACT = {"speculative": False}
 _NO_OVERLAP = _EXACT | {"overlap": False}  # without overlap there is no speculative softmax
 _PINGPONG = {"pingpong": True}
+_RESCALE = {"rescale_threshold": 8}
 # The largest tile that has registers for a second S: see three_stage.py.
 _TILE_OF_THREE_STAGES = _EXACT | {"tile_n": 96}
 _ONE_TILE = {"q_stages": 1, "scheduler": "one_tile"}
@@ -57,6 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pingpong": _PINGPONG,
     "exact softmax": _EXACT,
     "exact, pingpong": _EXACT | _PINGPONG,
+    "exact, rescaled only after a growth by 2**8": _EXACT | _RESCALE,
+    "exact, pingpong, rescaled only after a growth by 2**8": _EXACT | _PINGPONG | _RESCALE,
+    "an eighth of the exponentials on FMA units": {"exp2_fma": 1},
+    "a quarter of the exponentials on FMA units": {"exp2_fma": 2},
     "exact, tile of three stages": _TILE_OF_THREE_STAGES,
     "exact, three stages": _TILE_OF_THREE_STAGES | {"three_stage": True},
     "exact, no overlap": _NO_OVERLAP,
@@ -72,11 +77,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one consumer warpgroup": {"tile_m": 64, "setmaxnreg": False},
 }
 
-#: Name -> what is changed, for the table of the schedulers.
+#: Name -> what is changed, for the table of the schedulers: longest first in sections, or head by head.
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "drawn": {"scheduler": "dynamic"},
     "dealt out": {"scheduler": "persistent"},
     "one CTA per tile": {"scheduler": "one_tile"},
+    "drawn, head by head": {"scheduler": "dynamic", "longest_first": False},
+    "dealt out, head by head": {"scheduler": "persistent", "longest_first": False},
+    "one CTA per tile, head by head": {"scheduler": "one_tile", "longest_first": False},
 }
 
 

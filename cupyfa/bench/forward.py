@@ -293,6 +293,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="length of a batch (%(default)s); with 1 or more the GPU runs at the clocks that its power allows",
     )
+    names = [peer.name for peer in PEERS]
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="NAME",
+        help=f"who may take part beside cupyfa: {', '.join(names)}; how hot the GPU is depends on the company (all)",
+    )
     parser.add_argument("--json", metavar="PATH", help="write the manifest with all figures")
     parser.add_argument("--plot", metavar="PATH", help="save a bar chart, PNG or SVG (needs matplotlib)")
 
@@ -320,8 +329,9 @@ def run(options: argparse.Namespace) -> int:
         return 2
     import cupy
 
-    found = probe_all(PEERS)
-    present = [peer for peer, availability in zip(PEERS, found, strict=True) if availability.version is not None]
+    invited = [peer for peer in PEERS if peer.name in options.peers]
+    found = probe_all(invited)
+    present = [peer for peer, availability in zip(invited, found, strict=True) if availability.version is not None]
     clocks = Clocks(cupy.cuda.Device().pci_bus_id)
     with cupy.cuda.Stream.null:  # the legacy default stream, which is also torch's
         rows = _measure_all(problems, present, options.rounds, clocks, options.batch_seconds)

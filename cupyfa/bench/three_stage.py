@@ -85,8 +85,12 @@ def spec_of(head_dim: int, tile_m: int, tile_n: int, *, dtype: DType, causal: bo
         overlap=True,
         three_stage=True,
         speculative=False,
+        rescale_threshold=0,
+        exp2_fma=0,
         pingpong=False,
+        warp_specialized=True,
         scheduler=Scheduler.DYNAMIC,
+        longest_first=True,
         setmaxnreg=tile_m > 64,
     )
 
@@ -115,6 +119,11 @@ def code_bytes(cubin: bytes) -> int:
     ----------
     cubin : bytes
         64-bit, little-endian.
+
+    Returns
+    -------
+    int
+        Bytes of its ``.text`` sections.
     """
     (offset,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)

@@ -23,12 +23,14 @@ What still differs:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .dense import check_shapes, head_groups, resolve_scale
+from .exp2.polynomial import exp2_polynomial
 from .mask import TileMask, weighted_sum
 from .violations import ContractViolation, check_range
 
@@ -115,7 +117,7 @@ class OnlineSoftmax(_Softmax):
     Attributes
     ----------
     maximum : numpy.ndarray
-        float32, ``(..., rows, 1)``: the largest raw score so far; -inf before the first.
+        float32, ``(..., rows, 1)``: the largest raw score so far, with a threshold maybe an earlier one; -inf at first.
     sum : numpy.ndarray
         float32, ``(..., rows, 1)``: the sum of ``exp2(scale_log2 * (score - maximum))`` so far, of unrounded terms.
 
@@ -125,6 +127,9 @@ class OnlineSoftmax(_Softmax):
         ``(..., rows)``.
     scale_log2 : float
         Rounded to float32. Positive, so that masked scores stay -inf.
+    threshold : int, optional
+        While no maximum of a warp's 16 rows has grown by more than this, in base 2, the old ones stay (0x09). With 0
+        they always move. Row 0 is the first of a warp.
 
     Examples
     --------
@@ -140,8 +145,9 @@ class OnlineSoftmax(_Softmax):
     1.0
     """
 
-    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32) -> None:
+    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32, threshold: int = 0) -> None:
         super().__init__(shape, scale_log2)
+        self.threshold = threshold
         self.maximum: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
 
     def update(self, scores: Float32Array) -> tuple[Float32Array, Float32Array]:
@@ -163,6 +169,9 @@ class OnlineSoftmax(_Softmax):
         self._check(scores)
         # fmax, as on the GPU, passes over a NaN score; its exponential is NaN, and so is the sum.
         maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
+        if self.threshold:
+            near = self.scaled(maximum) - self.scaled(self.maximum) <= self.threshold  # not where the old one is -inf
+            maximum = np.where(_whole_warps(near), self.maximum, maximum)
         # A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
         reference = np.where(np.isneginf(maximum), np.float32(0), self.scaled(maximum))
         shrink = np.exp2(self.scaled(self.maximum) - reference)
@@ -222,6 +231,8 @@ class SpeculativeSoftmax(_Softmax):
         As in `OnlineSoftmax`.
     dtype : data-type
         What P is rounded to: float16 or bfloat16.
+    exp2_fma : int, optional
+        Of eight groups of eight columns, in so many the probabilities that are tried come from a polynomial (0x09).
 
     Examples
     --------
@@ -239,8 +250,11 @@ class SpeculativeSoftmax(_Softmax):
 
     LIMITS: Final = {"bfloat16": 2.0**60, "float16": 2.0**15}
 
-    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32, dtype: npt.DTypeLike) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], scale_log2: float | np.float32, dtype: npt.DTypeLike, exp2_fma: int = 0
+    ) -> None:
         super().__init__(shape, scale_log2)
+        self.exp2_fma = exp2_fma
         name = np.dtype(dtype).name
         if name not in self.LIMITS:
             raise ContractViolation(f"softmax: dtype is {name}; it must be one of {', '.join(self.LIMITS)}")
@@ -268,7 +282,7 @@ class SpeculativeSoftmax(_Softmax):
         """
         self._check(scores)
         with np.errstate(over="ignore", invalid="ignore"):  # out of range, or no reference yet: corrected below
-            probabilities = self._exponentials(scores, self.reference)
+            probabilities = self._tried(scores)
             sums = _block_sums(probabilities)
         in_range = np.all(sums < self.limit, axis=-1, keepdims=True)  # a NaN is not
         moves = ~_whole_warps(in_range & self.try_next)
@@ -288,6 +302,19 @@ class SpeculativeSoftmax(_Softmax):
             sums = _block_sums(probabilities)
         self.sum = self.sum * shrink + sums.sum(axis=-1, keepdims=True)
         return probabilities, shrink
+
+    def _tried(self, scores: Float32Array) -> Float32Array:
+        """Return the probabilities of a block relative to the references at hand."""
+        if not self.exp2_fma:
+            return self._exponentials(scores, self.reference)
+        exponents = (scores.astype(np.float64) * np.float64(self.scale_log2) - self.reference).astype(np.float32)
+        probabilities = np.exp2(exponents)
+        group = np.arange(scores.shape[-1]) // _SUMS
+        on_fma = group * self.exp2_fma % 8 + self.exp2_fma >= 8  # evenly spread
+        clamped = np.minimum(exponents[..., on_fma], np.float32(127))
+        # A NaN, which the polynomial takes for a large number, is out of range either way.
+        probabilities[..., on_fma] = np.where(np.isnan(clamped), clamped, exp2_polynomial(clamped))
+        return probabilities
 
     def finish(self) -> tuple[Float32Array, Float32Array]:
         """Close the rows.
@@ -345,7 +372,7 @@ def _consume(
     causal: bool,
     tiles: tuple[int, int],
     dtype: npt.DTypeLike,
-    speculative: bool,
+    make_softmax: Callable[[tuple[int, ...], np.float32], OnlineSoftmax | SpeculativeSoftmax],
 ) -> tuple[Array, Float32Array]:
     """Work through the query tiles of some heads; every array is (heads, seqlen, d)."""
     (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n) = Q.shape, K.shape[1], tiles
@@ -360,9 +387,7 @@ def _consume(
     for row in range(0, seqlen_q, tile_m):
         rows = slice(row, min(row + tile_m, seqlen_q))
         mask = TileMask(rows.start, rows.stop, seqlen_q, seqlen_k, tile_n, causal)
-        shape = (heads, rows.stop - rows.start)
-        softmax: OnlineSoftmax | SpeculativeSoftmax
-        softmax = SpeculativeSoftmax(shape, scale_log2, dtype) if speculative else OnlineSoftmax(shape, scale_log2)
+        softmax = make_softmax((heads, rows.stop - rows.start), scale_log2)
         O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, mask, dtype)
         inverse, lse[:, rows] = softmax.finish()
         out[:, rows] = (O * inverse).astype(dtype)
@@ -381,6 +406,8 @@ def attention(
     tile_m: int = 128,
     tile_n: int = 128,
     speculative: bool = False,
+    rescale_threshold: int = 0,
+    exp2_fma: int = 0,
 ) -> tuple[Array, Float32Array]:
     """Compute attention as the kernel does, block by block (0x01).
 
@@ -409,6 +436,10 @@ def attention(
         Query rows per tile and keys per block. They change rounding, never meaning.
     speculative : bool, optional
         With `SpeculativeSoftmax`, for float16 and bfloat16.
+    rescale_threshold : int, optional
+        Of `OnlineSoftmax`.
+    exp2_fma : int, optional
+        Of `SpeculativeSoftmax`.
 
     Returns
     -------
@@ -445,11 +476,16 @@ def attention(
         lse[...] = -np.inf
         return out, lse
 
+    def make_softmax(shape: tuple[int, ...], scale_log2: np.float32) -> OnlineSoftmax | SpeculativeSoftmax:
+        if speculative:
+            return SpeculativeSoftmax(shape, scale_log2, q.dtype, exp2_fma)
+        return OnlineSoftmax(shape, scale_log2, rescale_threshold)
+
     scale = resolve_scale(softmax_scale, head_dim)
     elements = _group_size(seqlen_q, seqlen_k, tile_m, tile_n)
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
-            out[b, :, h], lse[b, h] = _consume(Q, K, V, scale, causal, (tile_m, tile_n), q.dtype, speculative)
+            out[b, :, h], lse[b, h] = _consume(Q, K, V, scale, causal, (tile_m, tile_n), q.dtype, make_softmax)
     return out, lse
 
 

@@ -375,9 +375,12 @@ KERNEL = FwdSpec(
     overlap=True,
     three_stage=False,
     speculative=False,
+    rescale_threshold=0,
+    exp2_fma=0,
     pingpong=True,
     warp_specialized=True,
     scheduler=Scheduler.PERSISTENT,
+    longest_first=True,
     setmaxnreg=True,
 )
 

@@ -112,6 +112,12 @@ CASES = [
     Case("without pingpong", heads_q=2, causal=True, config=(("pingpong", False),)),
     Case("neither", heads_q=2, causal=True, config=(("overlap", False), ("speculative", False), ("pingpong", False))),
     Case("one CTA per tile", heads_q=2, config=(("scheduler", "one_tile"),)),
+    *(
+        Case(f"head by head, {name}", heads_q=2, causal=True, config=(("longest_first", False), ("scheduler", name)))
+        for name in ("one_tile", "persistent", "dynamic")
+    ),
+    Case("exponentials on FMA units", heads_q=2, causal=True, config=(("exp2_fma", 2),)),
+    Case("frame that stays", heads_q=2, causal=True, config=(("rescale_threshold", 8), *EXACT)),
     Case("without setmaxnreg", heads_q=2, config=(("setmaxnreg", False),)),
     Case("one stage of Q", heads_q=2, config=(("q_stages", 1),)),
     Case("short causal tile d64", heads_q=3, seqlen_q=384, seqlen_k=384, head_dim=64, causal=True),

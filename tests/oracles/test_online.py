@@ -8,6 +8,7 @@ import pytest
 from hard_scores import KINDS, harden
 
 from cupyfa.oracles import dense, online
+from cupyfa.oracles.exp2.polynomial import exp2_polynomial
 from cupyfa.oracles.online import OnlineSoftmax, SpeculativeSoftmax
 from cupyfa.testing import (
     CASES,
@@ -367,6 +368,65 @@ def test_p_is_rounded_to_the_input_type():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_threshold_keeps_the_maxima_of_a_warp():
+    """While none has grown by more than 8; then all of its rows move, and no other warp."""
+    softmax = OnlineSoftmax((32,), 1.0, threshold=8)
+    total = np.zeros(32)
+    for score, maximum in ((1.0, 1.0), (5.0, 1.0), (9.0, 1.0), (9.5, 9.5), (3.0, 9.5), (17.5, 9.5)):
+        scores = np.ones((32, 8), np.float32)
+        scores[3, 1] = score
+        scores[[4, 20]] = 2.0
+        P, shrink = softmax.update(scores)
+        total += np.exp2(scores.astype(np.float64)).sum(axis=-1)
+        assert softmax.maximum[3] == maximum
+        assert softmax.maximum[4] == 2  # its own, whenever the warp moves
+        assert np.all(softmax.maximum[16:, 0] == np.where(np.arange(16, 32) == 20, 2, 1))
+        assert P[3, 1] == 2 ** (score - maximum)
+        assert shrink[3] == {9.5: 2.0**-8.5}.get(score, 1) or softmax.sum[3] == P[3].sum()
+    inverse, lse = softmax.finish()
+    np.testing.assert_allclose(lse, np.log(total), rtol=1e-6)
+    np.testing.assert_allclose(1 / inverse[:, 0], total * np.exp2(-softmax.maximum[:, 0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_scores_with_a_threshold(kind, dtype):
+    q, k, v = inputs((1, 40, 2, 64), (1, 640, 2, 64), dtype)
+    q, k = harden(kind, q, k, block=64)
+    with np.errstate(invalid="ignore"):
+        reference, reference_lse = dense.attention(q, k, v)
+        plain, _ = dense.same_precision(q, k, v)
+        out, lse = online.attention(q, k, v, tile_n=64, rescale_threshold=8)
+    assert_close(out, reference, plain)
+    assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k))
+
+
+def test_part_of_the_exponentials_comes_from_the_polynomial():
+    softmax = SpeculativeSoftmax((16,), 1.0, np.float16, 3)
+    softmax.update(np.zeros((16, 64), np.float32))
+    scores = np.full((16, 64), -0.5, np.float32)
+    scores[0, 16] = scores[1, 17] = -np.inf
+    scores[2, 18] = -300
+    P, _ = softmax.update(scores)
+    on_fma = np.isin(np.arange(64) // 8, (2, 5, 7))
+    scores[0, 16] = scores[1, 17] = scores[2, 18] = -200
+    np.testing.assert_array_equal(P[:, on_fma], exp2_polynomial(scores[:, on_fma]))
+    np.testing.assert_array_equal(P[:, ~on_fma], np.exp2(scores[:, ~on_fma]))
+    assert P[0, 16] == P[1, 17] == P[2, 18] == 0
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, 500.0])
+def test_what_the_polynomial_cannot_take_is_out_of_range(odd):
+    softmax = SpeculativeSoftmax((16,), 1.0, np.float16, 8)
+    scores = np.zeros((16, 64), np.float32)
+    softmax.update(scores)
+    scores[5, 20] = odd
+    with np.errstate(invalid="ignore"):
+        P, _ = softmax.update(scores)
+    assert softmax.corrections == 2
+    np.testing.assert_array_equal(P[5, 20], 1 if odd == 500 else np.nan)
 
 
 # --- The retained maximum ---

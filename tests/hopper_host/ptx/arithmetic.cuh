@@ -6,6 +6,9 @@ namespace cupyfa::ptx {
 inline float ex2_approx_ftz(float x) { return x; }
 inline float rcp_approx_ftz(float x) { return x; }
 inline float lg2_approx_ftz(float x) { return x; }
+inline float add_rm_ftz(float a, float b) { return a + b; }
+inline float max_nan(float a, float) { return a; }
+inline float min_nan(float a, float) { return a; }
 template <DType>
 u32 cvt_rn_x2(float, float) {
   return 0;

@@ -39,9 +39,12 @@ SPEC = FwdSpec(
     overlap=True,
     three_stage=False,
     speculative=False,
+    rescale_threshold=0,
+    exp2_fma=0,
     pingpong=True,
     warp_specialized=True,
     scheduler=Scheduler.PERSISTENT,
+    longest_first=True,
     setmaxnreg=True,
 )
 VARIANTS = [
@@ -55,6 +58,9 @@ VARIANTS = [
     {"tile_m": 192, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
     {"tile_m": 192, "overlap": False, "causal": False},
     {"tile_m": 64, "pingpong": False, "setmaxnreg": False, "scheduler": Scheduler.ONE_TILE},
+    {"longest_first": False},
+    {"longest_first": False, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
+    {"rescale_threshold": 8},
     {"head_dim": 128, "head_dim_v": 128, "tile_n": 112, "dtype": DType.FLOAT16},
     {"head_dim": 96, "head_dim_v": 160, "q_stages": 2},
     {"speculative": True, "scheduler": Scheduler.DYNAMIC},
@@ -350,13 +356,13 @@ LATE = (StaleGeneration, EarlyRead, EarlyReuse, ArrivalOverflow)  # what a wait 
 
 EDITS = {
     # Products and the K and V rings
-    "v is not released": Edit(CONSUMER, r"release\(v\);(\s*if \(!in_range\) scale_rows)", r"\1", Deadlock),
+    "v is not released": Edit(CONSUMER, r"release\(v\);(\s*if \(!same_frame\) scale_rows)", r"\1", Deadlock),
     "k released before its wait": Edit(
         CONSUMER, r"(complete<1>\(scores\);)[^\n]*\s*release\(k\);", r"release(k); \1", ReleaseBeforeCompletion
     ),
     "v released before its wait": Edit(
         CONSUMER,
-        r"(complete<0>\(O\);)[^\n]*\s*release\(v\);(\s*if \(!in_range\) scale_rows)",
+        r"(complete<0>\(O\);)[^\n]*\s*release\(v\);(\s*if \(!same_frame\) scale_rows)",
         r"release(v); \1 \2",
         ReleaseBeforeCompletion,
     ),
@@ -474,7 +480,7 @@ EDITS = {
     "O not announced": Edit(EPILOGUE, r"if \(place.lane\(\) == 0\) ptx::mbarrier_arrive\(staged\);", "", Deadlock),
     "O announced before it is there": Edit(
         EPILOGUE,
-        r"(stage_output<S>\(O, inverse, lse, place, slot\);[\s\S]*)(if [^;\n]*mbarrier_arrive\(staged\);)",
+        r"(stage_output<S>\(O, inverse, place, slot\);[\s\S]*)(if [^;\n]*mbarrier_arrive\(staged\);)",
         r"\2 \1",
         EarlyRead,
     ),
@@ -511,7 +517,10 @@ EDITS = {
     "O stored to the next head": Edit(STORER_SOURCE, r"tile.head,", "tile.head + 1,", AssertionError),
     "O as wide as Q": Edit(STORER_SOURCE, r"panels\(S.head_dim_v\)", "panels(S.head_dim)", TileSetViolation, "wide_v"),
     "LSE stored when the slot may hold another tile": Edit(
-        CONSUMER, r"(store_lse<S>[^;]*;)(\s*hand_over<S>[^;]*;)", r"\2 \1", TileSetViolation
+        CONSUMER,
+        r"(store_lse<S>[^;]*;)(\s*clear_rows_without_keys<S>[^;]*;\s*hand_over<S>[^;]*;)",
+        r"\2 \1",
+        TileSetViolation,
     ),
     # Turns
     "bootstrap left out": Edit(CONSUMER, r"if \(S.pingpong && last\) [^\n]*\n", "", Deadlock),
