@@ -9,7 +9,7 @@
 //     its WGMMA                                               | S[n-1] |  O += P[n] V[n]              | ...
 //   storer, 1 thread     waits for O, stores it
 //
-// K' and so on are of the next tile.
+// K' and so on are of the next tile. Without pingpong, which is how the selected kernels are, nobody waits for a turn.
 //
 // Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. A speculative
 // softmax has no maximum to wait for: P[n-1] is there before O += P[n] V[n] is complete, and O is rescaled only in the
