@@ -238,7 +238,10 @@ def plot(rows: Sequence[Row], path: str) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be a number of seconds") from None
     if not 0 < value <= 60:
         raise argparse.ArgumentTypeError(f"it is {value}; it must be above 0 and at most 60")
     return value

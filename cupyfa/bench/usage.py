@@ -24,9 +24,12 @@ def count(text: str) -> int:
     Raises
     ------
     argparse.ArgumentTypeError
-        It is below 1.
+        It is no integer, or below 1.
     """
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be an integer") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"it is {value}; it must be at least 1")
     return value

@@ -71,7 +71,9 @@ def test_default_cells():
         (["--rounds", "0"], "argument --rounds: it is 0; it must be at least 1"),
         (["--batch-seconds", "0"], "argument --batch-seconds: it is 0.0; it must be above 0 and at most 60"),
         (["--batch-seconds", "nan"], "argument --batch-seconds: it is nan; it must be above 0"),
+        (["--batch-seconds", "x"], "argument --batch-seconds: it is 'x'; it must be a number of seconds"),
         (["--dtype", "float32"], "invalid choice"),
+        (["--peers", "nobody"], "argument --peers: invalid choice: 'nobody'"),
     ],
 )
 def test_bad_options_are_refused_before_anything_runs(bench, arguments, message, capsys):

@@ -24,7 +24,7 @@ def test_count():
     assert count("1") == 1
     with pytest.raises(argparse.ArgumentTypeError, match="it is -1; it must be at least 1"):
         count("-1")
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"it is '1.5'; it must be an integer"):
         count("1.5")
 
 
