@@ -298,9 +298,9 @@ def test_the_smallest_scale(scale, monkeypatch):
     seen = []
 
     class Spy(OnlineSoftmax):
-        def __init__(self, shape, scale_log2):
+        def __init__(self, shape, scale_log2, *options):
             seen.append(scale_log2)
-            super().__init__(shape, scale_log2)
+            super().__init__(shape, scale_log2, *options)
 
     monkeypatch.setattr(online, "OnlineSoftmax", Spy)
     x = np.ones((1, 3, 1, 8), np.float16)
