@@ -1,5 +1,5 @@
 // Online softmax of a warpgroup's 64 rows in the accumulator layout of WGMMA (specification 0x01 and 0x05). A thread has
-// two rows, and the four threads of a quad share them. The twin of this file is OnlineSoftmax in cupyfa/oracles/online.py.
+// two rows, and the four threads of a quad share them. The twin of this file is OnlineSoftmax in cupyfa/oracles/softmax.py.
 #pragma once
 #include "mask.cuh"
 #include "ptx/arithmetic.cuh"

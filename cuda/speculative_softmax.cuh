@@ -1,6 +1,6 @@
 // Online softmax that keeps an old maximum as its reference and looks at the probabilities afterwards (specification
 // 0x09, omega = 0). While all of a warp's 16 rows stay in range, which they nearly always do, there is no maximum, no
-// shuffle and no rescaling. Its twin is SpeculativeSoftmax in cupyfa/oracles/online.py.
+// shuffle and no rescaling. Its twin is SpeculativeSoftmax in cupyfa/oracles/softmax.py.
 //
 // A probability is 2^(score * scale - reference). It is infinite, NaN or large only if the block's sum that it is part of is
 // too, and that sum is needed anyway: looking costs four comparisons. After a block that grew far beyond the range, the

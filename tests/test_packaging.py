@@ -101,6 +101,12 @@ def test_import_leaves_the_commands_out() -> None:
     assert run_python(code) == "[]"
 
 
+def test_import_brings_no_oracle_that_the_library_does_not_need() -> None:
+    code = "import sys, cupyfa; print(sorted(name for name in sys.modules if name.startswith('cupyfa.oracles.')))"
+    names = ("dense", "mask", "online", "softmax", "violations")
+    assert run_python(code) == str([f"cupyfa.oracles.{name}" for name in names])
+
+
 def test_import_loads_no_driver() -> None:
     code = "import cupyfa; print([line for line in open('/proc/self/maps') if 'libcuda' in line or 'libnvrtc' in line])"
     assert run_python(code) == "[]"

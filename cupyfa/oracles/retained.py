@@ -12,7 +12,7 @@ A block B of new logits proposes ``c = max(r, max B)``, and only a proposal that
     finish:  O = N / D                     lse = (r + log2 D - omega) ln 2
 
 ``gamma`` moves both states into the new frame, so frame and offset cancel: the result is attention for every tau and
-omega. ``tau = 0, omega = 0`` is `cupyfa.oracles.online.OnlineSoftmax`, bit for bit. What the frame does decide is the
+omega. ``tau = 0, omega = 0`` is `cupyfa.oracles.softmax.OnlineSoftmax`, bit for bit. What the frame does decide is the
 range of P, at most ``2**(tau + omega)``, and how often O must be rescaled (arXiv 2603.05451, section 3.1.4).
 """
 

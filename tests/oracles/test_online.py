@@ -9,7 +9,7 @@ from hard_scores import KINDS, harden
 
 from cupyfa.oracles import dense, online
 from cupyfa.oracles.exp2.polynomial import exp2_polynomial
-from cupyfa.oracles.online import OnlineSoftmax, SpeculativeSoftmax
+from cupyfa.oracles.softmax import OnlineSoftmax, SpeculativeSoftmax
 from cupyfa.testing import (
     CASES,
     Case,

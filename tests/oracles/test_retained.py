@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cupyfa.oracles import dense
 from cupyfa.oracles.exp2.fragments import TUNING, mixed_exp2
 from cupyfa.oracles.formats import BFLOAT16, E4M3FN, E5M2, FLOAT16, FORMATS
-from cupyfa.oracles.online import OnlineSoftmax
 from cupyfa.oracles.retained import POLICIES, Policy, RangeExceeded, RetainedSoftmax, attend
 from cupyfa.oracles.retained_bounds import exact_row, staircase
+from cupyfa.oracles.softmax import OnlineSoftmax
 
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=120)
 LOGITS = st.lists(st.integers(-60, 60), min_size=1, max_size=24)
