@@ -75,14 +75,15 @@ class OnlineSoftmax {
     return stays;
   }
 
-  /// The factor that normalises O, and the natural logarithm of the row's sum: -inf for a row without keys.
+  /// The factor that normalises O, 0 for a row without keys and for no other; and the natural logarithm of the row's sum.
   __device__ RowPair finish(RowPair& lse) const {
     constexpr float ln2 = 0.693147180559945309f;
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
-      inverse.row[r] = ptx::rcp_approx_ftz(sum);
+      // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
+      inverse.row[r] = maximum_[r] == minus_infinity ? sum : ptx::rcp_approx_ftz(sum);
       lse.row[r] = (scaled(maximum_[r]) + ptx::lg2_approx_ftz(sum)) * ln2;  // without keys: -inf + -inf
     }
     return inverse;

@@ -3,8 +3,8 @@
 // shuffle and no rescaling. Its twin is SpeculativeSoftmax in cupyfa/oracles/softmax.py.
 //
 // A probability is 2^(score * scale - reference). It is infinite, NaN or large only if the block's sum that it is part of is
-// too, and that sum is needed anyway: looking costs four comparisons. After a block that grew far beyond the range, the
-// next one is not tried: where scores grow in every block, this is the exact softmax.
+// too, and that sum is needed anyway: looking costs four comparisons. After a block that grew so far that its like may leave
+// the range, the next one is not tried: where scores grow in every block, this is the exact softmax.
 #pragma once
 #include "exp2.cuh"
 #include "ptx/arithmetic.cuh"
@@ -59,6 +59,7 @@ class SpeculativeSoftmax {
   /// P from new references. Returns the factor that brings what was accumulated before into their frame.
   template <int count>
   __device__ RowPair correct(u32 (&P)[count / 2], const float (&scores)[count]) {
+    constexpr float expected = limit / (count / 4);  // so much in all columns of a sum makes it the limit
     RowPair shrink;
     bool calm = true;
 #pragma unroll
@@ -68,7 +69,7 @@ class SpeculativeSoftmax {
       const float reference = maximum == minus_infinity ? 0.f : maximum;
       shrink.row[r] = ptx::ex2_approx_ftz(reference_[r] - reference);
       // A first key tells nothing about the next block.
-      calm = calm && (shrink.row[r] > 1 / limit || reference_[r] == minus_infinity);
+      calm = calm && (shrink.row[r] > 1 / expected || reference_[r] == minus_infinity);
       reference_[r] = maximum;
 #pragma unroll
       for (int c = 0; c < 2; ++c) sum_[r][c] *= shrink.row[r];
@@ -85,14 +86,15 @@ class SpeculativeSoftmax {
     return shrink;
   }
 
-  /// The factor that normalises O, and the natural logarithm of the row's sum: -inf for a row without keys.
+  /// The factor that normalises O, 0 for a row without keys and for no other; and the natural logarithm of the row's sum.
   __device__ RowPair finish(RowPair& lse) const {
     constexpr float ln2 = 0.693147180559945309f;
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
-      inverse.row[r] = ptx::rcp_approx_ftz(sum);
+      // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
+      inverse.row[r] = reference_[r] == minus_infinity ? sum : ptx::rcp_approx_ftz(sum);
       lse.row[r] = (reference_[r] + ptx::lg2_approx_ftz(sum)) * ln2;
     }
     return inverse;

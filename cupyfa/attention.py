@@ -140,8 +140,8 @@ def attention(
     -----
     The algorithm is FlashAttention-3's (arXiv 2407.08608). Scores and sums are float32; the probabilities are rounded
     to the input dtype before they multiply V. Scaled scores up to a magnitude of 2^22 are meaningful: beyond, the
-    rounding of a float32 product is no longer small against 1, and from about 2^27 on a row may come out as NaN, or as
-    one without keys. A scale of 0 stands for the smallest normal float32, which vanishes against scores up to 1e36.
+    rounding of a float32 product is no longer small against 1, and from about 2^27 on a row may come out as NaN.
+    A scale of 0 stands for the smallest normal float32, which vanishes against scores up to 1e36.
 
     Examples
     --------

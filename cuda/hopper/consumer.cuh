@@ -246,9 +246,9 @@ class Consumer {
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;
-    RowPair inverse = softmax.finish(lse);
+    const RowPair inverse = softmax.finish(lse);
     store_lse<S>(p_, works_.tile(work), place_, lse);
-    clear_rows_without_keys<S>(O, inverse, lse);
+    clear_rows_without_keys<S>(O, inverse);
     hand_over<S>(O, inverse, place_, works_.data(work), works_.staged(work));
   }
 

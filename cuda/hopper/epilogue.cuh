@@ -26,16 +26,12 @@ __device__ inline void store_lse(const FwdParams& p, const Tile& tile, const Pla
 /// A row without keys is 0, whatever the V that its probabilities of 0 were multiplied with. Such rows are rare, so that a
 /// vote costs less than to look at each number.
 template <FwdSpec S>
-__device__ inline void clear_rows_without_keys(float (&O)[S.head_dim_v / 2], RowPair& inverse, const RowPair& lse) {
-  const bool empty[2] = {lse.row[0] == minus_infinity, lse.row[1] == minus_infinity};
+__device__ inline void clear_rows_without_keys(float (&O)[S.head_dim_v / 2], const RowPair& inverse) {
+  const bool empty[2] = {inverse.row[0] == 0.f, inverse.row[1] == 0.f};
   if (__all_sync(0xffffffff, !empty[0] && !empty[1])) return;
 #pragma unroll
   for (int i = 0; i < S.head_dim_v / 2; ++i) {
     if (empty[i / 2 % 2]) O[i] = 0.f;
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (empty[r]) inverse.row[r] = 0.f;  // of a sum of 0 it is infinite
   }
 }
 

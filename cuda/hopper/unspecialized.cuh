@@ -143,10 +143,10 @@ class Unspecialized {
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;
-    RowPair inverse = softmax.finish(lse);
+    const RowPair inverse = softmax.finish(lse);
     const Tile tile = works_.tile(work);
     store_lse<S>(p_, tile, place_, lse);
-    clear_rows_without_keys<S>(O, inverse, lse);
+    clear_rows_without_keys<S>(O, inverse);
     hand_over<S>(O, inverse, place_, works_.data(work), works_.staged(work));
     if (!copies()) return;
     wait_parity(works_.staged(work), work.parity);  // proves that all rows of O are staged, and visible to TMA

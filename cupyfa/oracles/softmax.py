@@ -63,7 +63,8 @@ class _Softmax:
 
     def _finish(self, reference: Float32Array, empty: npt.NDArray[np.bool_]) -> tuple[Float32Array, Float32Array]:
         """Return the factor that normalises O, and the lse."""
-        inverse: Float32Array = np.where(empty, np.float32(0), np.float32(1) / np.where(empty, np.float32(1), self.sum))
+        # The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
+        inverse: Float32Array = np.where(empty, self.sum, np.float32(1) / np.where(empty, np.float32(1), self.sum))
         lse = (reference + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
         return inverse, lse[..., 0]
 
@@ -156,8 +157,8 @@ class SpeculativeSoftmax(_Softmax):
 
     A block's probabilities are taken relative to an old maximum, and summed: a row has eight sums in each block, of the
     columns that are congruent modulo 8. If those of a warp's 16 rows are all below `limit`, the block is done. If not,
-    the 16 rows take their new maxima, and the block is computed again. Where a maximum grew by a factor of `limit`, the
-    warp expects the same of its next block and takes the new maxima at once.
+    the 16 rows take their new maxima, and the block is computed again. Where a maximum grew so far that a like growth
+    may put the next block out of range, the warp takes the new maxima of that one at once.
 
     It is `cupyfa.oracles.retained.RetainedSoftmax` with ``omega = 0`` and another condition (arXiv 2603.05451, section
     3.1.4, compares the maximum instead). A key is kept in the old frame for certain while it lies less than
@@ -251,8 +252,9 @@ class SpeculativeSoftmax(_Softmax):
             maximum = np.fmax(self.reference, self.scaled(np.fmax.reduce(scores, axis=-1, keepdims=True)))
             reference = np.where(np.isneginf(maximum), np.float32(0), maximum)
             shrink = np.where(moves, np.exp2(self.reference - reference), shrink)
-            # A first key tells nothing about the next block.
-            calm = (shrink > 1 / self.limit) | np.isneginf(self.reference)
+            # So much in all columns of a sum makes it the limit. A first key tells nothing about the next block.
+            expected = self.limit / -(-scores.shape[-1] // _SUMS)
+            calm = (shrink > 1 / expected) | np.isneginf(self.reference)
             self.try_next = _whole_warps(calm)
             self.reference = np.where(moves, maximum, self.reference)
             probabilities = np.where(moves, self._exponentials(scores, reference), probabilities)

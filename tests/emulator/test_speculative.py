@@ -88,6 +88,19 @@ def test_rows_without_keys_are_0_whatever_v_is(speculative: bool, backend: Any) 
     np.testing.assert_array_equal(np.isneginf(lse[0, 0]), np.arange(300) < 150)
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_sum_that_vanished_does_not_pass_for_a_row_without_keys(speculative: bool, backend: Any) -> None:
+    """Beyond 2**31 a scaled maximum is rounded by more than any exponent: no result, and 0 would look like one."""
+    q, k, v = (np.full((1, n, 1, 64), x, np.float16) for n, x in ((64, 49152), (1, 49152), (1, 1)))
+    score = 64 * 49152.0**2
+    scale = 1.0
+    while np.float64(np.float32(scale)) * score - np.float64(np.float32(scale * score)) > -200:
+        scale = float(np.nextafter(np.float32(scale), np.float32(2)))
+    out, lse = backend.attention(q, k, v, softmax_scale=scale * np.log(2), config={"speculative": speculative})
+    assert np.isnan(out).all()
+    assert np.isneginf(lse).all()
+
+
 #: What the ablation changes in the arithmetic.
 VARIANTS: list[dict[str, Any]] = [
     {"speculative": False, "rescale_threshold": 8},
@@ -220,14 +233,15 @@ def test_kernel_decides_as_its_twin(case: Case, softmaxes: list[online.Speculati
 
 
 class Probe(NamedTuple):
-    """Scores in three key blocks, relative to log2(limit), in some rows and columns; all others are 0.
+    """Scores in four key blocks, relative to log2(limit), in some rows and columns; all others are 0.
 
-    Block 2 is visited first and makes the references: it has no other score.
+    Block 3 is visited first and makes the references, and block 0 shows whether it is tried: they have no other score.
     """
 
     corrections: int
-    columns: dict[int, float]  # of block 1, which is visited next
-    columns_of_last: dict[int, float] = {}  # of block 0  # noqa: RUF012 - nobody writes to it
+    columns: dict[int, float]  # of block 2, which is visited next
+    columns_of_third: dict[int, float] = {}  # of block 1  # noqa: RUF012 - nobody writes to it
+    limits_of_third: int = 1  # they are relative to so many log2(limit)
     untried: int = 0  # of the corrections
     rows: tuple[int, ...] = (21,)  # of the second warp
     query: float = 1.0  # a factor on the scores
@@ -236,37 +250,39 @@ class Probe(NamedTuple):
 ALL = range(128)
 PROBES = {
     **{f"column {c}, below": Probe(0, {c: -0.25}) for c in (0, 1, 7, 126)},
-    # A reference that grows by the limit lets the next block go untried.
+    # Whatever has left the range may do so again: the next block goes untried.
     **{f"column {c}, above": Probe(2, {c: 0.25}, untried=1) for c in (0, 1, 7, 126)},
     "at the limit": Probe(2, {0: 0}, untried=1),
     "row g + 8, above": Probe(2, {1: 0.25}, untried=1, rows=(29,)),
     "two columns of a sum, below": Probe(0, {3: -1.25, 123: -1.25}),
-    "two columns of a sum, above": Probe(1, {3: -0.75, 123: -0.75}),
+    "two columns of a sum, above": Probe(2, {3: -0.75, 123: -0.75}, untried=1),
     "two columns of two parities": Probe(0, {2: -0.75, 3: -0.75}),
     "two columns of two threads": Probe(0, {3: -0.75, 5: -0.75}),
     "two rows of a thread": Probe(0, {3: -0.75}, rows=(21, 29)),
     "all columns, below": Probe(0, dict.fromkeys(ALL, -4.25)),
-    "all columns, above": Probe(1, dict.fromkeys(ALL, -3.75)),
+    "all columns, at the limit": Probe(2, dict.fromkeys(ALL, -4), untried=1),
     "two blocks, only together above": Probe(0, dict.fromkeys(ALL, -4.25), dict.fromkeys(ALL, -4.25)),
     "two rows of a warp": Probe(2, {0: 0.25}, untried=1, rows=(21, 24)),
     "two rows of two warps": Probe(4, {0: 0.25}, untried=2, rows=(21, 32)),
-    "the reference moves up to the next block": Probe(1, {3: -0.75, 123: -0.75}, {0: 0.25}),
-    "the reference moves again": Probe(2, {3: -0.75, 123: -0.75}, dict.fromkeys(ALL, -0.75 + 60)),
-    "NaN": Probe(2, {}, query=np.nan),
+    # In the untried block, a sum has 16 columns: growing by less than a 16th of the limit is calm.
+    "a calm growth": Probe(2, {0: 0.25}, {0: -4}, 2, untried=1),
+    "a growth that may leave the range again": Probe(3, {0: 0}, {0: -4}, 2, untried=2),
+    "NaN": Probe(3, {}, query=np.nan),
 }
 
 
 def check_decisions(dtype: str, names: Iterable[str], softmaxes: list[online.SpeculativeSoftmax]) -> None:
     """Hold the kernel and the twin to some of the probes."""
-    case = Case("probe", 1, 64, 3 * 128, 1, 1, 64, dtype, softmax_scale=np.log(2))  # exactly 1 in base 2
+    case = Case("probe", 1, 64, 4 * 128, 1, 1, 64, dtype, softmax_scale=np.log(2))  # exactly 1 in base 2
     assert tiles(case)["tile_n"] == 128
 
     def arrays(probe: Probe) -> tuple[Any, Any, Any]:
         q, k, v = (np.zeros_like(x) for x in case.make_inputs())
         q[0, list(probe.rows), 0, 0] = probe.query
-        for j, columns in (1, probe.columns), (0, probe.columns_of_last):
+        log2_limit = {"bfloat16": 60, "float16": 15}[dtype]
+        for j, limits, columns in (2, 1, probe.columns), (1, probe.limits_of_third, probe.columns_of_third):
             for column, x in columns.items():
-                k[0, 128 * j + column, 0, 0] = {"bfloat16": 60, "float16": 15}[dtype] + x
+                k[0, 128 * j + column, 0, 0] = limits * log2_limit + x
         return q, k, v
 
     def run(probe: Probe) -> Any:
@@ -373,7 +389,19 @@ FAULTS = {
     "the limit is too low": (SOFTMAX, "0x1p60f : 0x1p15f", "0x1p59f : 0x1p14f", "column 0, below"),
     "every block is tried": (SOFTMAX, r"if \(!try_next_\) return false;", "", "column 0, above"),
     "no block is tried after a correction": (SOFTMAX, r"try_next_ = __all_sync\([^)]*\)", "try_next_ = false", "NaN"),
-    "a growth by the limit is calm": (SOFTMAX, r"> 1 / limit", ">= 1 / limit", "at the limit"),
+    "what may leave the range again is calm": (
+        SOFTMAX,
+        r"> 1 / expected",
+        ">= 1 / expected",
+        "all columns, at the limit",
+    ),
+    "only a growth by the limit is not calm": (
+        SOFTMAX,
+        r"limit / \(count / 4\)",
+        "limit",
+        "two columns of a sum, above",
+    ),
+    "what stays in range is not calm": (SOFTMAX, r"limit / \(count / 4\)", "limit / (count / 2)", "a calm growth"),
     "each thread decides for itself": (SOFTMAX, r"!__all_sync\([^,]*, ([^)]*)\)", r"!\1", "hazard"),
     "the two P are not swapped": (CONSUMER, r"round\(two, one\)", "round(two, two)", "hazard"),
     "O is rescaled in flight": (

@@ -554,6 +554,16 @@ def test_after_a_growth_by_the_limit_the_next_block_is_not_tried(dtype):
     assert np.all(P[2] == 1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("below", [0, 1, 3.75, 4])
+def test_steps_that_leave_the_range_by_a_sum_are_tried_once(dtype, below):
+    """16 columns of a sum, each a 16th of the limit or more, in every block: only the first one is computed twice."""
+    growth = np.log2(SpeculativeSoftmax.LIMITS[np.dtype(dtype).name]) - below
+    softmax, _, exact = speculate([np.full((16, 128), n * growth, np.float32) for n in range(6)], dtype)
+    assert (softmax.corrections, softmax.untried) == (6, 4)
+    np.testing.assert_allclose(softmax.finish()[1], exact.finish()[1], rtol=3e-7)
+
+
 def test_sixteen_rows_decide_together():
     blocks = [np.zeros((40, 2), np.float32), np.zeros((40, 2), np.float32)]
     blocks[1][20] = 100
