@@ -1,5 +1,6 @@
-// Which keys a query row sees, for tiles and for accumulator fragments. Causal masks are aligned bottom-right:
-// row i sees key j when j <= i + seqlen_k - seqlen_q. The twin of this file is cupyfa/oracles/mask.py.
+// Which keys a query row sees, for tiles and for accumulator fragments. Diagonals are aligned bottom-right: with a window
+// (left, right), row i sees key j when i + d - left <= j <= i + d + right, where d = seqlen_k - seqlen_q; a causal mask has
+// right = 0. The twin of this file is cupyfa/oracles/mask.py.
 #pragma once
 #include "params.h"
 #include "spec.cuh"
@@ -8,22 +9,27 @@ namespace cupyfa {
 
 constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 
-/// Keys 0 <= j < visible_keys(row) are visible to the row; may be negative.
+/// Keys first_key(row) <= j < visible_keys(row) are visible to the row; there may be none.
 template <FwdSpec S>
 __device__ inline int visible_keys(const FwdParams& p, int row) {
-  return S.causal ? min(p.seqlen_k, row + 1 + (p.seqlen_k - p.seqlen_q)) : p.seqlen_k;
+  return S.causal ? min(p.seqlen_k, row + 1 + p.last_diagonal) : p.seqlen_k;
+}
+template <FwdSpec S>
+__device__ inline int first_key(const FwdParams& p, int row) {
+  return S.window ? max(0, row + p.first_diagonal) : 0;
 }
 
-/// Key blocks that rows row_begin <= i < row_end walk over: the blocks j < end that they need, and the first one even if
-/// they see no key. All of them see all keys of the blocks j < full.
+/// Key blocks that rows row_begin <= i < row_end walk over: the blocks begin <= j < end that they need, and one even if they
+/// see no key. All of them see all keys of the blocks low <= j < full.
 struct BlockRange {
-  int full, end;
+  int begin, low, full, end;
 
   template <FwdSpec S>
   __device__ static BlockRange of(const FwdParams& p, int row_begin, int row_end) {
     const int most = max(0, visible_keys<S>(p, row_end - 1));
     const int least = max(0, visible_keys<S>(p, row_begin));
-    return {least / S.tile_n, max(1, (most + S.tile_n - 1) / S.tile_n)};
+    return {first_key<S>(p, row_begin) / S.tile_n, (first_key<S>(p, row_end - 1) + S.tile_n - 1) / S.tile_n,
+            least / S.tile_n, max(1, (most + S.tile_n - 1) / S.tile_n)};
   }
 };
 
@@ -33,19 +39,31 @@ class Mask {
  public:
   /// The thread's rows are `row` and `row + 8`, its first column in a block is `column`.
   __device__ Mask(const FwdParams& p, int row, int column)
-      : limit_{visible_keys<S>(p, row) - column, visible_keys<S>(p, row + 8) - column} {}
+      : begin_{first_key<S>(p, row) - column, first_key<S>(p, row + 8) - column},
+        end_{visible_keys<S>(p, row) - column, visible_keys<S>(p, row + 8) - column} {}
 
-  __device__ void apply(float (&scores)[S.tile_n / 2], int block) const {
-    const int limit[2] = {limit_[0] - block * S.tile_n, limit_[1] - block * S.tile_n};
-#pragma unroll
-    for (int i = 0; i < S.tile_n / 2; ++i) {
-      const int column = 8 * (i / 4) + i % 2;  // from the first one
-      if (column >= limit[i / 2 % 2]) scores[i] = minus_infinity;
+  /// `blocks`: of these rows. Few blocks have both ends, so each is looked for by itself.
+  __device__ void apply(float (&scores)[S.tile_n / 2], int block, const BlockRange& blocks) const {
+    if (block >= blocks.full) {
+      hide(scores, end_, block, [](int column, int end) { return column >= end; });
+    }
+    if (S.window && block < blocks.low) {
+      hide(scores, begin_, block, [](int column, int begin) { return column < begin; });
     }
   }
 
  private:
-  int limit_[2];  // columns from the thread's first one of block 0 that a row sees
+  template <class Hidden>
+  __device__ void hide(float (&scores)[S.tile_n / 2], const int (&limits)[2], int block, Hidden is_hidden) const {
+    const int limit[2] = {limits[0] - block * S.tile_n, limits[1] - block * S.tile_n};
+#pragma unroll
+    for (int i = 0; i < S.tile_n / 2; ++i) {
+      const int column = 8 * (i / 4) + i % 2;  // from the first one
+      if (is_hidden(column, limit[i / 2 % 2])) scores[i] = minus_infinity;
+    }
+  }
+
+  int begin_[2], end_[2];  // columns from the thread's first one of block 0, where what a row sees begins and ends
 };
 
 }  // namespace cupyfa

@@ -20,8 +20,18 @@ struct FwdParams {
   long long lse_stride_batch;      ///< in elements
   long long lse_stride_head;       ///< in elements
   long long lse_stride_row;        ///< in elements
-  float scale_log2;                ///< |softmax_scale| * log2(e), at least FLT_MIN; the sign is in the spec
+  const float* sink;               ///< a logit for each query head, natural
+  const float* alibi_slopes;       ///< for each query head
+  long long sink_stride;           ///< in elements
+  long long alibi_stride_batch;    ///< in elements
+  long long alibi_stride_head;     ///< in elements
+  float scale_log2;                ///< |softmax_scale| * log2(e), at least FLT_MIN; the sign is in the spec. With a
+                                   ///< softcap, this is 2 * softcap * log2(e), and
+  float softcap_slope;             ///< 2 * log2(e) * |softmax_scale| / softcap
+  float softcap;                   ///< natural
   int seqlen_q, seqlen_k;
+  int last_diagonal;               ///< causal: row i sees no key behind i + last_diagonal
+  int first_diagonal;              ///< window: row i sees no key before i + first_diagonal
   unsigned heads_q;                ///< query heads
   unsigned heads_per_kv;           ///< query heads that share one key/value head
   unsigned heads_total;            ///< batch * heads_q

@@ -6,6 +6,8 @@
 
 namespace cupyfa {
 
+constexpr float ln_2 = 0.693147180559945309f;
+
 /// Factors for the two rows of a thread.
 struct RowPair {
   float row[2];
@@ -19,6 +21,24 @@ __device__ inline float quad_max(float x) {
 __device__ inline float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffff, x, 1);
   return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+/// Closes a row with a sum relative to a reference, in base 2. Returns the factor that normalises O, 0 for a row without keys
+/// and for no other; `lse` is a natural logarithm.
+__device__ inline float close_row(float reference, float sum, float& lse) {
+  lse = (reference + ptx::lg2_approx_ftz(sum)) * ln_2;  // without keys: -inf + -inf
+  // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
+  return reference == minus_infinity ? sum : ptx::rcp_approx_ftz(sum);
+}
+
+/// The same with one more logit, which has no value: a sink, in base 2.
+__device__ inline float close_row(float reference, float sum, float& lse, float sink) {
+  const float maximum = fmaxf(reference, sink);
+  const float origin = maximum == minus_infinity ? 0.f : maximum;
+  const float shrink = ptx::ex2_approx_ftz(reference - origin);
+  const float total = fmaf(sum, shrink, ptx::ex2_approx_ftz(sink - origin));
+  lse = (maximum + ptx::lg2_approx_ftz(total)) * ln_2;
+  return reference == minus_infinity ? sum : shrink * ptx::rcp_approx_ftz(total);
 }
 
 /// The largest of a block's scores in row r of the thread.
@@ -75,16 +95,13 @@ class OnlineSoftmax {
     return stays;
   }
 
-  /// The factor that normalises O, 0 for a row without keys and for no other; and the natural logarithm of the row's sum.
-  __device__ RowPair finish(RowPair& lse) const {
-    constexpr float ln2 = 0.693147180559945309f;
+  /// As `close_row`, for both rows. `sink`: one, or none.
+  template <class... Sink>
+  __device__ RowPair finish(RowPair& lse, Sink... sink) const {
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
-      // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
-      inverse.row[r] = maximum_[r] == minus_infinity ? sum : ptx::rcp_approx_ftz(sum);
-      lse.row[r] = (scaled(maximum_[r]) + ptx::lg2_approx_ftz(sum)) * ln2;  // without keys: -inf + -inf
+      inverse.row[r] = close_row(scaled(maximum_[r]), quad_sum(sum_[r][0] + sum_[r][1]), lse.row[r], sink...);
     }
     return inverse;
   }

@@ -24,7 +24,11 @@ struct FwdSpec {
   int tile_n;           ///< keys of one step
   int stages;           ///< of the K ring and of the V ring
   int q_stages;         ///< of the Q ring; 2 lets the next tile's Q arrive under this tile
-  bool causal;          ///< bottom-right aligned
+  bool causal;          ///< keys end at a diagonal: bottom-right aligned, or a window's right side
+  bool window;          ///< keys begin at a diagonal: a window's left side
+  bool sink;            ///< each head has a learnable logit without a value
+  bool softcap;         ///< scores are capped by a hyperbolic tangent
+  bool alibi;           ///< scores fall with the distance between query and key
   bool negate_scores;   ///< softmax_scale is negative: WGMMA computes -Q K', the magnitude stays in the parameters
   bool overlap;         ///< issue the next scores before the softmax of this warpgroup has its P multiplied
   bool three_stage;     ///< the scores after the next ones are under way as well; exact, and without turns
@@ -37,6 +41,10 @@ struct FwdSpec {
   bool longest_first;  ///< tiles in sections, the longest of a section first; otherwise head by head
   bool setmaxnreg;  ///< move registers from the producer to the consumers
 
+  /// Tiles differ in length, by the row: a window keeps all but the first ones alike.
+  constexpr bool tiles_grow() const { return causal && !window; }
+  /// Scores are more than scaled.
+  constexpr bool modifies_scores() const { return softcap || alibi; }
   constexpr int consumers() const { return tile_m / warpgroup_rows; }
   constexpr int producers() const { return warp_specialized ? 1 : 0; }  // warpgroups, before the consumers
   constexpr int threads() const { return warpgroup_threads * (producers() + consumers()); }

@@ -86,16 +86,13 @@ class SpeculativeSoftmax {
     return shrink;
   }
 
-  /// The factor that normalises O, 0 for a row without keys and for no other; and the natural logarithm of the row's sum.
-  __device__ RowPair finish(RowPair& lse) const {
-    constexpr float ln2 = 0.693147180559945309f;
+  /// As `close_row`, for both rows. `sink`: one, or none.
+  template <class... Sink>
+  __device__ RowPair finish(RowPair& lse, Sink... sink) const {
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(sum_[r][0] + sum_[r][1]);
-      // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
-      inverse.row[r] = reference_[r] == minus_infinity ? sum : ptx::rcp_approx_ftz(sum);
-      lse.row[r] = (reference_[r] + ptx::lg2_approx_ftz(sum)) * ln2;
+      inverse.row[r] = close_row(reference_[r], quad_sum(sum_[r][0] + sum_[r][1]), lse.row[r], sink...);
     }
     return inverse;
   }

@@ -34,7 +34,7 @@ class TileScheduler {
       number_ = atomicAdd(p_.tile_counter, 1u);
     } else {
       // In every other round the CTAs take their tiles in reverse, so that nobody always gets the longest one.
-      const bool reverse = S.causal && round_ % 2 == 0;
+      const bool reverse = S.tiles_grow() && round_ % 2 == 0;
       number_ = round_ * gridDim.x + (reverse ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
       ++round_;
     }
@@ -58,7 +58,7 @@ class TileScheduler {
     const u32 rest = ordinal - first_head * p_.tiles_m;
     const u32 heads = min(p_.heads_per_section, p_.heads_total - first_head);
     const u32 m = rest / heads;
-    return tile_of(S.causal ? p_.tiles_m - 1 - m : m, first_head + (rest - m * heads));
+    return tile_of(S.tiles_grow() ? p_.tiles_m - 1 - m : m, first_head + (rest - m * heads));
   }
 
  private:

@@ -11,6 +11,7 @@ from cupyfa._version import __version__
 from cupyfa.attention import AttentionResult, attention
 from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
+from cupyfa.warmup import warmup
 
 __all__ = [
     "AttentionResult",
@@ -22,4 +23,5 @@ __all__ = [
     "__version__",
     "attention",
     "explain",
+    "warmup",
 ]

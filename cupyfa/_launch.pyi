@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 PARAMETER_SIZES: dict[str, int]
 
@@ -54,9 +54,15 @@ class ForwardLauncher:
         v: TensorMapGeometry,
         o: TensorMapGeometry,
         lse_strides: tuple[int, int, int],
+        sink_stride: int,
+        alibi_strides: tuple[int, int],
         scale_log2: float,
+        softcap_slope: float,
+        softcap: float,
         seqlen_q: int,
         seqlen_k: int,
+        last_diagonal: int,
+        first_diagonal: int,
         heads_q: int,
         heads_per_kv: int,
         heads_total: int,
@@ -65,15 +71,11 @@ class ForwardLauncher:
         heads_per_section: int,
         counters: TileCounters | None = None,
     ) -> None: ...
-    def __call__(self, q: int, k: int, v: int, o: int, lse: int, stream: int) -> None: ...
+    def __call__(self, addresses: Sequence[int], stream: int) -> None: ...
     def pack(
         self,
         encode: Callable[[TensorMapGeometry, int], bytes],
-        q: int,
-        k: int,
-        v: int,
-        o: int,
-        lse: int,
+        addresses: Sequence[int],
         tile_counter: int = 0,
     ) -> bytes: ...
 

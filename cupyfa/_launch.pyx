@@ -24,8 +24,11 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         TensorMap q, k, v, o
         float *lse
         long long lse_stride_batch, lse_stride_head, lse_stride_row
-        float scale_log2
-        int seqlen_q, seqlen_k
+        const float *sink
+        const float *alibi_slopes
+        long long sink_stride, alibi_stride_batch, alibi_stride_head
+        float scale_log2, softcap_slope, softcap
+        int seqlen_q, seqlen_k, last_diagonal, first_diagonal
         unsigned heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section
         unsigned *tile_counter
 
@@ -410,9 +413,15 @@ cdef class ForwardLauncher:
         The four tensors.
     lse_strides : tuple of int
         Elements, along batch, head and row.
-    scale_log2 : float
-        Magnitude of ``softmax_scale * log2(e)``.
-    seqlen_q, seqlen_k, heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section : int
+    sink_stride : int
+        Elements.
+    alibi_strides : tuple of int
+        Elements, along batch and head.
+    scale_log2, softcap_slope, softcap : float
+        As in ``FwdParams``.
+    seqlen_q, seqlen_k, last_diagonal, first_diagonal : int
+        As in ``FwdParams``.
+    heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section : int
         As in ``FwdParams``.
     counters : TileCounters, optional
         Of the kernel; None if its tiles are dealt out.
@@ -432,42 +441,58 @@ cdef class ForwardLauncher:
 
     def __init__(self, *, Function function not None, LaunchGeometry geometry not None,
                  TensorMapGeometry q not None, TensorMapGeometry k not None, TensorMapGeometry v not None,
-                 TensorMapGeometry o not None, tuple lse_strides, float scale_log2, int seqlen_q,
-                 int seqlen_k, unsigned heads_q, unsigned heads_per_kv, unsigned heads_total, unsigned tiles_m,
-                 unsigned tiles, unsigned heads_per_section, TileCounters counters=None):
+                 TensorMapGeometry o not None, tuple lse_strides, long long sink_stride, tuple alibi_strides,
+                 float scale_log2, float softcap_slope, float softcap, int seqlen_q, int seqlen_k,
+                 int last_diagonal, int first_diagonal, unsigned heads_q, unsigned heads_per_kv,
+                 unsigned heads_total, unsigned tiles_m, unsigned tiles, unsigned heads_per_section,
+                 TileCounters counters=None):
         cdef FwdParams *p = self._params
         self.function, self.geometry, self.counters = function, geometry, counters
         self.q, self.k, self.v, self.o = q, k, v, o
         p.lse_stride_batch, p.lse_stride_head, p.lse_stride_row = lse_strides
-        p.scale_log2 = scale_log2
+        p.sink_stride = sink_stride
+        p.alibi_stride_batch, p.alibi_stride_head = alibi_strides
+        p.scale_log2, p.softcap_slope, p.softcap = scale_log2, softcap_slope, softcap
         p.seqlen_q, p.seqlen_k = seqlen_q, seqlen_k
+        p.last_diagonal, p.first_diagonal = last_diagonal, first_diagonal
         p.heads_q, p.heads_per_kv, p.heads_total = heads_q, heads_per_kv, heads_total
         p.tiles_m, p.tiles, p.heads_per_section = tiles_m, tiles, heads_per_section
 
-    def __call__(self, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t o, uintptr_t lse, uintptr_t stream):
-        """Launch on a stream; ``lse`` is 0 when nobody wants it."""
+    def __call__(self, addresses, uintptr_t stream):
+        """Launch on a stream.
+
+        Parameters
+        ----------
+        addresses : sequence of int
+            Of q, k, v, o, lse, sink and alibi_slopes; 0 for one that the problem does not have.
+        stream : int
+            CUstream.
+        """
         cdef FwdParams p = self._params[0]
+        cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes
+        q, k, v, o, lse, sink, alibi_slopes = addresses
         _load_driver()
         self.function._bind_context()
         self.q._encode(q, &p.q)
         self.k._encode(k, &p.k)
         self.v._encode(v, &p.v)
         self.o._encode(o, &p.o)
-        p.lse = <float *>lse
+        p.lse, p.sink, p.alibi_slopes = <float *>lse, <const float *>sink, <const float *>alibi_slopes
         if self.counters is not None:
             p.tile_counter = <unsigned *>self.counters._of(<Stream>stream)
         self.geometry._launch(self.function, stream, &p)
 
-    def pack(self, encode, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t o, uintptr_t lse,
-             uintptr_t tile_counter=0):
+    def pack(self, encode, addresses, uintptr_t tile_counter=0):
         """Return the packed ``FwdParams`` without a launch, and without a driver.
 
         Parameters
         ----------
         encode : callable
             ``encode(geometry, address)`` returns the 128 bytes of a tensor map.
-        q, k, v, o, lse, tile_counter : int
-            Addresses.
+        addresses : sequence of int
+            As for a launch.
+        tile_counter : int
+            Address.
 
         Returns
         -------
@@ -475,11 +500,13 @@ cdef class ForwardLauncher:
             The struct.
         """
         cdef FwdParams p = self._params[0]
+        cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes
+        q, k, v, o, lse, sink, alibi_slopes = addresses
         _fill(&p.q, encode(self.q, q))
         _fill(&p.k, encode(self.k, k))
         _fill(&p.v, encode(self.v, v))
         _fill(&p.o, encode(self.o, o))
-        p.lse = <float *>lse
+        p.lse, p.sink, p.alibi_slopes = <float *>lse, <const float *>sink, <const float *>alibi_slopes
         p.tile_counter = <unsigned *>tile_counter
         return (<const char *>&p)[:sizeof(FwdParams)]
 

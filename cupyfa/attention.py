@@ -11,10 +11,11 @@ import numpy as np
 from cupyfa._launch import ForwardLauncher
 from cupyfa.errors import HazardError, type_name
 from cupyfa.kernels import Kernel, load
-from cupyfa.operand import Geometry, Layout, Operand
+from cupyfa.operand import Arrays, Geometry, Layout, Operand
+from cupyfa.options import Options, WindowSize, check_options, check_return_lse
 from cupyfa.oracles import online
-from cupyfa.plan import plan_forward
-from cupyfa.problem import Problem, check_addresses, check_options, check_overlap
+from cupyfa.plan import fill_without_keys, plan_forward
+from cupyfa.problem import Problem, check_addresses, check_overlap
 from cupyfa.select import Config, Device, Selection, config_items, select
 
 __all__ = ["AttentionResult", "Prepared", "attention", "prepare"]
@@ -46,6 +47,10 @@ def attention(
     *,
     softmax_scale: float | None = ...,
     causal: bool = ...,
+    window_size: WindowSize = ...,
+    softcap: float | None = ...,
+    sink: Any = ...,
+    alibi_slopes: Any = ...,
     layout: Layout = ...,
     return_lse: Literal[False] = ...,
     out: Any = ...,
@@ -63,6 +68,10 @@ def attention(
     *,
     softmax_scale: float | None = ...,
     causal: bool = ...,
+    window_size: WindowSize = ...,
+    softcap: float | None = ...,
+    sink: Any = ...,
+    alibi_slopes: Any = ...,
     layout: Layout = ...,
     return_lse: Literal[True],
     out: Any = ...,
@@ -79,6 +88,10 @@ def attention(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float | None = None,
+    sink: Any = None,
+    alibi_slopes: Any = None,
     layout: Layout = "BSHD",
     return_lse: bool = False,
     out: Any = None,
@@ -86,7 +99,7 @@ def attention(
     backend: Backend | None = None,
     config: Config | None = None,
 ) -> Any:
-    """Compute softmax(softmax_scale * Q K') V for every head.
+    """Compute softmax(softmax_scale * Q K') V for every head, with the usual masks and score modifiers.
 
     CuPy arrays are computed by a CUDA kernel on the current stream, NumPy arrays by the oracle on the CPU.
 
@@ -103,6 +116,17 @@ def attention(
         Factor of the scores, 1/sqrt(head_dim) by default. 0 and negative factors are fine.
     causal : bool
         Row ``i`` sees the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
+    window_size : tuple of int or None, (left, right)
+        Row ``i`` sees the keys from ``i + seqlen_k - seqlen_q - left`` to ``i + seqlen_k - seqlen_q + right``, both
+        included; None or -1 for no bound. With ``causal`` the right side is 0. Keys outside cost nothing.
+    softcap : float, optional
+        At most 1000. Scaled scores become ``softcap * tanh(score / softcap)``.
+    sink : array, optional, (heads_q,)
+        float32; a magnitude below 1e38, or -inf. One more logit of each row, which takes part in the softmax and has no
+        value.
+    alibi_slopes : array, optional, (heads_q,) or (batch, heads_q)
+        float32. ``slope * |i + seqlen_k - seqlen_q - j|`` is taken from the scaled (and capped) score of row ``i`` and
+        key ``j``.
     layout : {"BSHD", "BHSD"}
         ``"BHSD"``: q, k, v and out are (batch, heads, seqlen, head_dim).
     return_lse : bool
@@ -123,7 +147,8 @@ def attention(
     Returns
     -------
     array or AttentionResult
-        The output, or ``(out, lse)`` with ``return_lse``. A row that sees no key has output 0 and lse -inf.
+        The output, or ``(out, lse)`` with ``return_lse``. A row that sees no key has output 0 and lse -inf, with a sink
+        the sink.
 
     Raises
     ------
@@ -154,34 +179,36 @@ def attention(
     >>> bool(np.all(out[:, 0] == v[:, 0]))  # the first row sees only the first key
     True
     """
-    softmax_scale, causal = check_options(softmax_scale, causal, layout, return_lse)
+    check_return_lse(return_lse)
+    options = check_options(softmax_scale, causal, window_size, softcap, layout)
+    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes)
     if backend is not None:
         if backend != "emulator":
             raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
-        out, lse = _emulated(q, k, v, softmax_scale, causal, layout, return_lse, out, lse, config)
+        out, lse = _emulated(arrays, options, return_lse, config)
     elif isinstance(q, np.ndarray):
-        _check_types(np.ndarray, k, v, out, lse)
-        if any(isinstance(array, np.ma.MaskedArray) for array in (q, k, v, out, lse)):
+        _check_types(np.ndarray, arrays)
+        if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
             raise TypeError("attention: masked arrays are not supported; pass plain numpy.ndarray")
         if config is not None:
             config_items(config)
-        out, lse = _on_cpu(q, k, v, softmax_scale, causal, layout, return_lse, out, lse)
+        out, lse = _on_cpu(arrays, options)
     else:
-        out, lse = _on_gpu(q, k, v, softmax_scale, causal, layout, return_lse, out, lse, config)
+        out, lse = _on_gpu(arrays, options, return_lse, config)
     return AttentionResult(out, lse) if return_lse else out
 
 
-def _check_types(kind: type, k: Any, v: Any, out: Any, lse: Any) -> None:
+def _check_types(kind: type, arrays: Arrays[Any]) -> None:
     """All arguments belong to one library: there is no silent transfer."""
-    for name, array in (("k", k), ("v", v), ("out", out), ("lse", lse)):
-        if not isinstance(array, kind) and not (array is None and name in ("out", "lse")):
+    for name, array in zip(arrays._fields, arrays, strict=True):
+        if not isinstance(array, kind) and not (array is None and name not in ("q", "k", "v")):
             raise TypeError(
                 f"attention: {name} is a {type_name(type(array))} but q is a {type_name(kind)}; pass NumPy arrays "
                 "(computed on the CPU) or CuPy arrays (computed on the GPU), not both"
             )
 
 
-def _geometry(array: Any) -> Geometry:
+def _geometry(_: str, array: Any) -> Geometry:
     return array.shape, array.strides, array.dtype, array.data.device_id
 
 
@@ -206,24 +233,15 @@ class Prepared(NamedTuple):
     launcher: ForwardLauncher | None
 
 
-def prepare(
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    softmax_scale: float | None,
-    causal: bool,
-    layout: Layout,
-    want_lse: bool,
-    config: Config | None,
-) -> Prepared:
+def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> Prepared:
     """Check CuPy arrays, select and load their kernel; once per geometry.
 
     Parameters
     ----------
-    q, k, v, out, lse, softmax_scale, causal, layout
-        As in :func:`attention`.
+    arrays : Arrays
+        As the user passed them.
+    options : Options
+        Checked.
     want_lse : bool
         Whether the caller returns lse.
     config : Mapping or None
@@ -235,53 +253,26 @@ def prepare(
         The same object for the same geometry and options.
     """
     cupy = sys.modules.get("cupy")  # whoever has a CuPy array has imported CuPy
-    if cupy is None or not isinstance(q, cupy.ndarray):
+    if cupy is None or not isinstance(arrays.q, cupy.ndarray):
         raise TypeError(
-            f"attention: q is a {type_name(type(q))}; it must be a numpy.ndarray or a cupy.ndarray (cupy.from_dlpack "
-            "takes the GPU arrays of other libraries without a copy)"
+            f"attention: q is a {type_name(type(arrays.q))}; it must be a numpy.ndarray or a cupy.ndarray "
+            "(cupy.from_dlpack takes the GPU arrays of other libraries without a copy)"
         )
-    _check_types(cupy.ndarray, k, v, out, lse)
-    return _prepare(
-        _geometry(q),
-        _geometry(k),
-        _geometry(v),
-        None if out is None else _geometry(out),
-        None if lse is None else _geometry(lse),
-        softmax_scale,
-        causal,
-        layout,
-        want_lse,
-        None if config is None else config_items(config),
-        cupy.cuda.runtime.getDevice(),
-    )
+    _check_types(cupy.ndarray, arrays)
+    items = None if config is None else config_items(config)
+    return _prepare(arrays.map(_geometry), options, want_lse, items, cupy.cuda.runtime.getDevice())
 
 
 @functools.lru_cache(maxsize=1024)
 def _prepare(
-    q: Geometry,
-    k: Geometry,
-    v: Geometry,
-    out: Geometry | None,
-    lse: Geometry | None,
-    softmax_scale: float | None,
-    causal: bool,
-    layout: Layout,
+    geometries: Arrays[Geometry],
+    options: Options,
     want_lse: bool,
     config: tuple[tuple[str, Any], ...] | None,
     current_device: int,
 ) -> Prepared:
-    problem = Problem.from_operands(
-        Operand("q", *q),
-        Operand("k", *k),
-        Operand("v", *v),
-        None if out is None else Operand("out", *out),
-        None if lse is None else Operand("lse", *lse),
-        softmax_scale=softmax_scale,
-        causal=causal,
-        layout=layout,
-        want_lse=want_lse,
-        current_device=current_device,
-    )
+    operands = geometries.map(lambda name, geometry: Operand(name, *geometry))
+    problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=current_device)
     device = Device.current()
     selection = select(problem, device, None if config is None else dict(config))
     if problem.is_empty:
@@ -291,93 +282,37 @@ def _prepare(
     return Prepared(problem, selection, kernel, launcher)
 
 
-def _on_gpu(
-    q: Any,
-    k: Any,
-    v: Any,
-    softmax_scale: float | None,
-    causal: bool,
-    layout: Layout,
-    want_lse: bool,
-    out: Any,
-    lse: Any,
-    config: Config | None,
-) -> tuple[Any, Any]:
-    problem, _, _, launcher = prepare(q, k, v, out, lse, softmax_scale, causal, layout, want_lse, config)
+def _on_gpu(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> tuple[Any, Any]:
+    problem, _, _, launcher = prepare(arrays, options, want_lse, config)
     cupy = sys.modules["cupy"]
+    q, _, v, out, lse, sink, slopes = arrays
     if out is None:
         out = cupy.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None and want_lse:
         lse = cupy.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
-    addresses = q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr
-    check_addresses(problem, *addresses)
+    addresses = Arrays(*arrays[:3], out, lse, sink, slopes).map(lambda _, x: x.data.ptr)
+    check_addresses(problem, addresses)
     if launcher is not None:
-        launcher(*addresses, cupy.cuda.get_current_stream().ptr)
-    elif out.size:  # no keys
-        out.fill(0)
-        if lse is not None:
-            lse.fill(-np.inf)
+        launcher([address or 0 for address in addresses], cupy.cuda.get_current_stream().ptr)
+    else:
+        fill_without_keys(out, lse, sink)
     return out, lse
 
 
-def _emulated(
-    q: Any,
-    k: Any,
-    v: Any,
-    softmax_scale: float | None,
-    causal: bool,
-    layout: Layout,
-    want_lse: bool,
-    out: Any,
-    lse: Any,
-    config: Config | None,
-) -> tuple[Any, Any]:
+def _emulated(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> tuple[Any, Any]:
     from cupyfa import emulate  # noqa: PLC0415 - imported when asked for
 
-    prepared = emulate.prepare(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        layout=layout,
-        out=out,
-        lse=lse,
-        want_lse=want_lse,
-        config=config,
-    )
+    prepared = emulate.prepare_arrays(arrays, options, want_lse=want_lse, config=config)
     run = prepared.launch()
     if run.verdict in ("error", "incomplete"):
         raise HazardError(run)
     return prepared.out, prepared.lse
 
 
-def _on_cpu(
-    q: Any,
-    k: Any,
-    v: Any,
-    softmax_scale: float | None,
-    causal: bool,
-    layout: Layout,
-    want_lse: bool,
-    out: Any,
-    lse: Any,
-) -> tuple[Any, Any]:
-    def operand(name: str, array: Any) -> Operand:
-        return Operand(name, array.shape, array.strides, array.dtype, None)
-
-    problem = Problem.from_operands(
-        operand("q", q),
-        operand("k", k),
-        operand("v", v),
-        None if out is None else operand("out", out),
-        None if lse is None else operand("lse", lse),
-        softmax_scale=softmax_scale,
-        causal=causal,
-        layout=layout,
-        want_lse=want_lse,
-        current_device=None,
-    )
+def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, None))
+    problem = Problem.from_operands(operands, options, want_lse=True, current_device=None)
+    q, k, v, out, lse, sink, slopes = arrays
     for name, output in (("out", out), ("lse", lse)):
         if output is not None and not output.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
@@ -385,8 +320,20 @@ def _on_cpu(
         out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None:
         lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
-    addresses = [0 if 0 in x.shape else x.__array_interface__["data"][0] for x in (q, k, v, out, lse)]
-    check_overlap(problem, *addresses)
-    arrays = [x.transpose(0, 2, 1, 3) if layout == "BHSD" else x for x in (q, k, v, out)]
-    online.attention(*arrays[:3], softmax_scale=problem.softmax_scale, causal=causal, out=arrays[3], lse=lse)
+
+    def address(_: str, x: Any) -> int:
+        return 0 if 0 in x.shape else int(x.__array_interface__["data"][0])
+
+    check_overlap(problem, Arrays(q, k, v, out, lse, sink, slopes).map(address))
+    matrices = [x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in (q, k, v, out)]
+    online.attention(
+        *matrices[:3],
+        softmax_scale=problem.softmax_scale,
+        window_size=(problem.left, problem.right),
+        softcap=problem.softcap,
+        sink=sink,
+        alibi_slopes=slopes,
+        out=matrices[3],
+        lse=lse,
+    )
     return out, lse

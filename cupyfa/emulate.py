@@ -17,13 +17,23 @@ from cupyfa._launch import ForwardLauncher, Function, TensorMapGeometry, unpack_
 from cupyfa.compiler import compile_ptx
 from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
 from cupyfa.errors import type_name
-from cupyfa.operand import Layout, Operand
-from cupyfa.plan import plan_forward
-from cupyfa.problem import Problem, check_addresses, check_options
+from cupyfa.operand import Arrays, Layout, Operand
+from cupyfa.options import Options, WindowSize, check_options
+from cupyfa.plan import fill_without_keys, plan_forward
+from cupyfa.problem import Problem, check_addresses
 from cupyfa.select import H200, Config, Device, Selection, select
 from cupyfa.spec import FwdSpec
 
-__all__ = ["ARCHITECTURES", "EmulatedAttention", "Prepared", "attention", "kernel_of", "prepare", "ran_clean"]
+__all__ = [
+    "ARCHITECTURES",
+    "EmulatedAttention",
+    "Prepared",
+    "attention",
+    "kernel_of",
+    "prepare",
+    "prepare_arrays",
+    "ran_clean",
+]
 
 #: Architecture -> the device that stands for it.
 ARCHITECTURES: dict[str, Device] = {"sm_90a": H200}
@@ -84,6 +94,8 @@ class Prepared:
         The packed parameters.
     out, lse : ndarray
         Where the kernel writes.
+    sink : ndarray or None
+        As it was passed.
     counter : ndarray
         From which its CTAs draw tiles.
     """
@@ -95,6 +107,7 @@ class Prepared:
     params: bytes
     out: np.ndarray[Any, Any]
     lse: np.ndarray[Any, Any] | None
+    sink: np.ndarray[Any, Any] | None
     counter: np.ndarray[Any, Any]
 
     def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
@@ -114,9 +127,7 @@ class Prepared:
             What was found.
         """
         if self.kernel is None or self.launcher is None:
-            self.out[...] = 0
-            if self.lse is not None:
-                self.lse[...] = -np.inf
+            fill_without_keys(self.out, self.lse, self.sink)
             policy, seed = options.get("policy", "eager"), options.get("seed", 0)
             return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
         geometry = self.launcher.geometry
@@ -143,9 +154,37 @@ def prepare(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float | None = None,
+    sink: Any = None,
+    alibi_slopes: Any = None,
     layout: Layout = "BSHD",
     out: Any = None,
     lse: Any = None,
+    **device: Any,
+) -> Prepared:
+    """Check NumPy arrays as a GPU call would, select, compile and pack.
+
+    Parameters
+    ----------
+    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, out, lse
+        As for :func:`cupyfa.attention`.
+    **device
+        As for :func:`prepare_arrays`.
+
+    Returns
+    -------
+    Prepared
+        Ready to launch.
+    """
+    options = check_options(softmax_scale, causal, window_size, softcap, layout)
+    return prepare_arrays(Arrays(q, k, v, out, lse, sink, alibi_slopes), options, **device)
+
+
+def prepare_arrays(
+    arrays: Arrays[Any],
+    options: Options,
+    *,
     want_lse: bool = True,
     config: Config | None = None,
     arch: str = "sm_90a",
@@ -155,8 +194,10 @@ def prepare(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, layout, out, lse
-        As for :func:`cupyfa.attention`.
+    arrays : Arrays
+        As the user passed them.
+    options : Options
+        Checked.
     want_lse : bool
         Allocate ``lse`` if the caller passed none.
     config : Mapping, optional
@@ -171,31 +212,17 @@ def prepare(
     Prepared
         Ready to launch.
     """
-    softmax_scale, causal = check_options(softmax_scale, causal, layout)
     if arch not in ARCHITECTURES:
         raise ValueError(f"attention: arch is {arch!r}; kernels exist for {', '.join(ARCHITECTURES)}")
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    for name, x in arrays.items():
-        if not isinstance(x, np.ndarray) and not (x is None and name in ("out", "lse")):
+    for name, x in zip(arrays._fields, arrays, strict=True):
+        if not isinstance(x, np.ndarray) and not (x is None and name not in ("q", "k", "v")):
             raise TypeError(f"attention: {name} is a {type_name(type(x))}; the emulator needs a numpy.ndarray")
     device = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
     # Device 0: the rules for arrays on a GPU hold, alignment and strides included.
-    operands = {
-        name: None if x is None else Operand(name, x.shape, x.strides, x.dtype, 0) for name, x in arrays.items()
-    }
-    problem = Problem.from_operands(
-        operands["q"],  # type: ignore[arg-type]
-        operands["k"],  # type: ignore[arg-type]
-        operands["v"],  # type: ignore[arg-type]
-        operands["out"],
-        operands["lse"],
-        softmax_scale=softmax_scale,
-        causal=causal,
-        layout=layout,
-        want_lse=want_lse,
-        current_device=0,
-    )
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
+    problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)
     selection = select(problem, device, config)
+    q, k, v, out, lse, sink, slopes = arrays
     if out is None:
         out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None and want_lse:
@@ -203,15 +230,15 @@ def prepare(
     for name, x in (("out", out), ("lse", lse)):
         if x is not None and not x.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
+    counter = np.zeros(1, np.uint32)
     if problem.is_empty:
-        return Prepared(problem, selection, None, None, b"", out, lse, np.zeros(1, np.uint32))
+        return Prepared(problem, selection, None, None, b"", out, lse, sink, counter)
     kernel, traits = kernel_of(selection.spec)
     emulated = EmulatedDevice(arch, device.multiprocessors)
-    addresses = tuple(
-        0 if x is None else emulated.register(x, name=name, writable=name in ("out", "lse"))
-        for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))
+    addresses = Arrays(q, k, v, out, lse, sink, slopes).map(
+        lambda name, x: emulated.register(x, name=name, writable=name in ("out", "lse"))
     )
-    check_addresses(problem, *addresses)
+    check_addresses(problem, addresses)
     launcher = plan_forward(problem, traits, Function(0), device)
 
     def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
@@ -224,11 +251,9 @@ def prepare(
             swizzle=128,
         )
 
-    counter = np.zeros(1, np.uint32)
     at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
-    at_q, at_k, at_v, at_out, at_lse = addresses
-    params = launcher.pack(tensor_map, at_q, at_k, at_v, at_out, at_lse, at_counter)
-    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, counter)
+    params = launcher.pack(tensor_map, [address or 0 for address in addresses], at_counter)
+    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter)
 
 
 class EmulatedAttention(NamedTuple):
@@ -254,6 +279,10 @@ def attention(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float | None = None,
+    sink: Any = None,
+    alibi_slopes: Any = None,
     layout: Layout = "BSHD",
     config: Config | None = None,
     arch: str = "sm_90a",
@@ -266,7 +295,7 @@ def attention(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, layout, config
+    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
         As for :func:`cupyfa.attention`; NumPy arrays.
     arch : str
         A key of :data:`ARCHITECTURES`.
@@ -290,9 +319,9 @@ def attention(
     >>> run.verdict  # doctest: +SKIP
     'clean'
     """
-    prepared = prepare(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, layout=layout, config=config, arch=arch, sms=sms
-    )
+    checked = check_options(softmax_scale, causal, window_size, softcap, layout)
+    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes)
+    prepared = prepare_arrays(arrays, checked, config=config, arch=arch, sms=sms)
     run = prepared.launch(policy=policy, seed=seed, **options)
     lse = cast("np.ndarray[Any, Any]", prepared.lse)  # not None: prepare makes one unless it is told not to
     return EmulatedAttention(prepared.out, lse, run)

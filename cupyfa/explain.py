@@ -13,8 +13,9 @@ from cupyfa._launch import unpack_traits
 from cupyfa.attention import prepare
 from cupyfa.compiler import PtxasReport, compile_offline
 from cupyfa.errors import CompileError, type_name
-from cupyfa.operand import Layout, Operand
-from cupyfa.problem import Problem, check_options
+from cupyfa.operand import Arrays, Layout, Operand
+from cupyfa.options import Options, WindowSize, check_options
+from cupyfa.problem import Problem
 from cupyfa.select import H200, Config, Selection, config_items, select
 
 __all__ = ["Explanation", "Rung", "explain"]
@@ -65,7 +66,7 @@ class Explanation:
         lines = [
             f"attention {p.dtype.value}: batch {p.batch}, seqlen {p.seqlen_q} x {p.seqlen_k}, "
             f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}"
-            f"{f'/{p.head_dim_v}' if p.head_dim_v != p.head_dim else ''}{', causal' if p.causal else ''}"
+            f"{f'/{p.head_dim_v}' if p.head_dim_v != p.head_dim else ''}{_options_of(p)}"
         ]
         if self.selection is None:
             return "\n".join([*lines, f"runs    {self.note}"])
@@ -100,6 +101,10 @@ def explain(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float | None = None,
+    sink: Any = None,
+    alibi_slopes: Any = None,
     layout: Layout = "BSHD",
     config: Config | None = None,
     arch: str | None = None,
@@ -110,7 +115,7 @@ def explain(
     ----------
     q, k, v : array
         As for ``attention``; only their geometry is read.
-    softmax_scale, causal, layout, config
+    softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
         As for ``attention``.
     arch : {"sm_90a"}, optional
         Explain the kernel that CuPy arrays of this geometry would get on an H200, whatever the arrays are and whatever
@@ -138,19 +143,18 @@ def explain(
     """
     if arch not in (None, "sm_90a"):
         raise ValueError(f"explain: arch is {arch!r}; it must be 'sm_90a' or None")
-    scale, causal = check_options(softmax_scale, causal, layout)
+    options = check_options(softmax_scale, causal, window_size, softcap, layout)
+    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes)
     if arch is None and not isinstance(q, np.ndarray):
-        return _explain_gpu(q, k, v, scale, causal, layout, config)
+        return _explain_gpu(arrays, options, config)
     if config is not None:
         config_items(config)
     device = None if arch is None else 0  # with an arch, the rules for arrays on a GPU
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not hasattr(x, "strides"):
+    for name, x in zip(arrays._fields, arrays, strict=True):
+        if not hasattr(x, "strides") and not (x is None and name not in ("q", "k", "v")):
             raise TypeError(f"explain: {name} is a {type_name(type(x))}; it must be a numpy.ndarray or a cupy.ndarray")
-    q, k, v = (Operand(name, x.shape, x.strides, x.dtype, device) for name, x in (("q", q), ("k", k), ("v", v)))
-    problem = Problem.from_operands(
-        q, k, v, None, None, softmax_scale=scale, causal=causal, layout=layout, want_lse=False, current_device=device
-    )
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, device))
+    problem = Problem.from_operands(operands, options, want_lse=False, current_device=device)
     if arch is None:
         return Explanation(
             "numpy", problem, note="on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online"
@@ -174,11 +178,23 @@ def _compiled_rung(selection: Selection) -> Rung:
     return Rung.EMULATED if emulate is not None and emulate.ran_clean(selection.spec) else Rung.SASS
 
 
-def _explain_gpu(
-    q: Any, k: Any, v: Any, scale: float | None, causal: bool, layout: Layout, config: Config | None
-) -> Explanation:
-    problem, selection, kernel, _ = prepare(q, k, v, None, None, scale, causal, layout, False, config)
+def _explain_gpu(arrays: Arrays[Any], options: Options, config: Config | None) -> Explanation:
+    problem, selection, kernel, _ = prepare(arrays, options, False, config)
     if kernel is None:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     rung = Rung.RUN if kernel.function.launched else _compiled_rung(selection)
     return Explanation("cuda", problem, selection, kernel.ptxas, kernel.traits, rung)
+
+
+def _options_of(problem: Problem) -> str:
+    """Return what the problem has beside plain attention."""
+    left, right = problem.left, problem.right
+    parts = []
+    if (left, right) == (None, 0):
+        parts.append("causal")
+    elif problem.left is not None or problem.right is not None:
+        parts.append(f"window ({left}, {right})")
+    if problem.softcap is not None:
+        parts.append(f"softcap {problem.softcap:g}")
+    parts += [name for name in ("sink", "alibi_slopes") if getattr(problem, name) is not None]
+    return "".join(f", {part}" for part in parts)

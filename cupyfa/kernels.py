@@ -102,7 +102,7 @@ def _compile(spec: FwdSpec, device: int) -> Kernel:
     _check_installation()
     if cupy.cuda.get_current_stream().is_capturing():
         raise CompileError(
-            f"{spec} is not loaded yet, and a stream under capture cannot load it: call attention once before the "
+            f"{spec} is not loaded yet, and a stream under capture cannot load it: call cupyfa.warmup before the "
             "capture",
             spec=spec,
         )

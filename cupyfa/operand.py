@@ -5,18 +5,50 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LAYOUTS", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
+__all__ = ["LAYOUTS", "Arrays", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
 
 Layout = Literal["BSHD", "BHSD"]
 LAYOUTS = ("BSHD", "BHSD")
 
 #: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Arrays(NamedTuple, Generic[T]):
+    """All array arguments of a call, or something about each: its operand, its geometry, its address.
+
+    Attributes
+    ----------
+    q, k, v, out, lse, sink, alibi_slopes
+        None for an array that was not passed.
+    """
+
+    q: T
+    k: T
+    v: T
+    out: T | None = None
+    lse: T | None = None
+    sink: T | None = None
+    alibi_slopes: T | None = None
+
+    def map(self, function: Callable[[str, T], U]) -> Arrays[U]:
+        """Return ``function(name, x)`` for each of them, None where there is none."""
+        named = zip(self._fields, self, strict=True)
+        return Arrays(*(None if x is None else function(name, x) for name, x in named))  # type: ignore[arg-type]
+
+    def given(self) -> dict[str, T]:
+        """Return those that are there, by name."""
+        return {name: x for name, x in zip(self._fields, self, strict=True) if x is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +88,11 @@ class Operand:
         return dataclasses.replace(
             self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order)
         )
+
+    def broadcast_to(self, shape: tuple[int, ...]) -> Operand:
+        """Return the operand with more axes in front, along which it repeats."""
+        strides = (0,) * (len(shape) - len(self.shape)) + self.strides
+        return dataclasses.replace(self, shape=shape, strides=strides)
 
     @functools.cached_property
     def span(self) -> tuple[int, int]:

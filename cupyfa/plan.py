@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from cupyfa.problem import Problem
 from cupyfa.schedule import heads_per_section
 from cupyfa.select import Device
 
-__all__ = ["plan_forward"]
+__all__ = ["fill_without_keys", "plan_forward"]
 
 _MAX_TILES = 2**31 - 1
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -51,6 +52,12 @@ def plan_forward(
             f"at most {_MAX_TILES} are supported: split the batch"
         )
     batch, head, row = (0, 0, 0) if problem.lse is None else problem.lse.strides
+    slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
+    diagonal = problem.seqlen_k - problem.seqlen_q
+    log2_e = math.log2(math.e)
+    # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a masked
+    # score stays -inf, where -inf * 0 would be NaN. Capped scores are from -1 to 0.
+    scale = abs(problem.softmax_scale) if problem.softcap is None else 2 * problem.softcap
     cols = traits["box_cols"]
     return ForwardLauncher(
         function=function,
@@ -65,9 +72,13 @@ def plan_forward(
         v=_tensor_map(problem, problem.v, (cols, traits["tile_n"])),
         o=_tensor_map(problem, problem.out, (cols, traits["tile_m"])),
         lse_strides=(batch // 4, head // 4, row // 4),
-        # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a
-        # masked score stays -inf, where -inf * 0 would be NaN.
-        scale_log2=max(abs(problem.softmax_scale) * math.log2(math.e), _SMALLEST_SCALE),
+        sink_stride=0 if problem.sink is None else problem.sink.strides[0] // 4,
+        alibi_strides=(slope_batch // 4, slope_head // 4),
+        scale_log2=max(scale * log2_e, _SMALLEST_SCALE),
+        softcap_slope=0.0 if problem.softcap is None else 2 * log2_e * abs(problem.softmax_scale) / problem.softcap,
+        softcap=problem.softcap or 0.0,
+        last_diagonal=0 if problem.right is None else diagonal + problem.right,
+        first_diagonal=0 if problem.left is None else diagonal - problem.left,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         heads_q=problem.heads_q,
@@ -78,6 +89,23 @@ def plan_forward(
         heads_per_section=heads_per_section(problem, traits, device),
         counters=counters,
     )
+
+
+def fill_without_keys(out: Any, lse: Any, sink: Any) -> None:
+    """Write the result of a problem that has no key, or no row.
+
+    Parameters
+    ----------
+    out : array
+        Becomes 0.
+    lse : array or None
+        (batch, heads_q, seqlen_q); becomes the sink of each head.
+    sink : array or None
+        (heads_q,); None: -inf.
+    """
+    out[...] = 0
+    if lse is not None:
+        lse[...] = -np.inf if sink is None else sink[:, None]
 
 
 def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> TensorMapGeometry:

@@ -9,14 +9,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupyfa.errors import UnsupportedError, type_name
-from cupyfa.operand import LAYOUTS, Layout, Operand, overlaps_itself, share_memory
+from cupyfa.errors import UnsupportedError
+from cupyfa.operand import Arrays, Operand, overlaps_itself, share_memory
+from cupyfa.options import Options
 from cupyfa.spec import DType
 
-__all__ = ["Problem", "check_addresses", "check_options", "check_overlap"]
+__all__ = ["Problem", "check_addresses", "check_overlap"]
 
 _DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 _AXES = ("batch", "seqlen", "heads", "head_dim")
+_MATRICES = ("q", "k", "v", "out")
+_AXES_OF = dict.fromkeys(_MATRICES, _AXES) | {
+    "lse": ("batch", "heads", "seqlen"),
+    "sink": ("heads",),
+    "alibi_slopes": ("batch", "heads"),
+}
 _OUTPUTS = ("out", "lse")
 _MAX_HEAD_DIM = 256
 _MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
@@ -34,14 +41,21 @@ class Problem:
         Of all matrices.
     batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v : int
         Sizes.
-    causal : bool
-        Bottom-right aligned mask.
+    left, right : int or None
+        Row ``i`` sees the keys from ``i + seqlen_k - seqlen_q - left`` to ``i + seqlen_k - seqlen_q + right``; None
+        where all rows see all keys on that side.
     softmax_scale : float
         Factor of the scores.
+    softcap : float or None
+        Bound of the scaled scores.
     q, k, v, out : Operand
         With the axes (batch, seqlen, heads, head_dim).
     lse : Operand or None
         (batch, heads_q, seqlen_q).
+    sink : Operand or None
+        (heads_q,).
+    alibi_slopes : Operand or None
+        (batch, heads_q); one for all batches has a stride of 0.
     """
 
     dtype: DType
@@ -52,39 +66,31 @@ class Problem:
     heads_kv: int
     head_dim: int
     head_dim_v: int
-    causal: bool
+    left: int | None
+    right: int | None
     softmax_scale: float
+    softcap: float | None
     q: Operand
     k: Operand
     v: Operand
     out: Operand
     lse: Operand | None
+    sink: Operand | None
+    alibi_slopes: Operand | None
 
     @classmethod
     def from_operands(
-        cls,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        out: Operand | None,
-        lse: Operand | None,
-        *,
-        softmax_scale: float | None,
-        causal: bool,
-        layout: Layout,
-        want_lse: bool,
-        current_device: int | None,
+        cls, operands: Arrays[Operand], options: Options, *, want_lse: bool, current_device: int | None
     ) -> Problem:
         """Check arguments and return the problem that they pose.
 
         Parameters
         ----------
-        q, k, v : Operand
-            Inputs as the user passed them, in ``layout``.
-        out, lse : Operand or None
-            None for an output that is not asked for, or that will be allocated contiguous.
-        softmax_scale, causal, layout
-            As in :func:`cupyfa.attention`, checked by :func:`check_options`.
+        operands : Arrays of Operand
+            As the user passed them, in the layout of the options. An output that is None is not asked for, or will be
+            allocated contiguous.
+        options : Options
+            As :func:`cupyfa.options.check_options` returns them.
         want_lse : bool
             Allocate ``lse`` if the user passed none.
         current_device : int or None
@@ -104,8 +110,9 @@ class Problem:
         UnsupportedError
             The arguments are meaningful, but no kernel fits them.
         """
+        q, k, v, out, lse, sink, slopes = operands
         dtype = _check_dtypes(q, k, v)
-        _check_scale(softmax_scale)
+        layout = options.layout
         for operand in (q, k, v):
             if len(operand.shape) != 4:
                 axes = "(batch, seqlen, heads, head_dim)" if layout == "BSHD" else "(batch, heads, seqlen, head_dim)"
@@ -124,9 +131,16 @@ class Problem:
             lse = Operand.contiguous("lse", lse_shape, np.float32, q.device)
         if lse is not None:
             _check_output(lse, lse_shape, np.dtype(np.float32))
-        _check_devices(q, k, v, out, *(() if lse is None else (lse,)))
+        if sink is not None:
+            _check_of_heads(sink, {"(heads_q,)": (heads_q,)})
+        if slopes is not None:
+            _check_of_heads(slopes, {"(heads_q,)": (heads_q,), "(batch, heads_q)": (batch, heads_q)})
+            slopes = slopes.broadcast_to((batch, heads_q))
+        checked = Arrays(q, k, v, out, lse, sink, slopes)
+        _check_devices(checked)
         if q.device is not None:
-            _check_memory(current_device, q, k, v, out, lse)
+            _check_memory(current_device, checked)
+        left, right = _bounds(options, seqlen_q, k.shape[1])
         return cls(
             dtype=dtype,
             batch=batch,
@@ -136,14 +150,28 @@ class Problem:
             heads_kv=k.shape[2],
             head_dim=head_dim,
             head_dim_v=v.shape[3],
-            causal=causal,
-            softmax_scale=1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale,
+            left=left,
+            right=right,
+            softmax_scale=1.0 / math.sqrt(head_dim) if options.softmax_scale is None else options.softmax_scale,
+            softcap=options.softcap,
             q=q,
             k=k,
             v=v,
             out=out,
             lse=lse,
+            sink=sink,
+            alibi_slopes=slopes,
         )
+
+    @property
+    def causal(self) -> bool:
+        """Whether keys end at a diagonal."""
+        return self.right is not None
+
+    @property
+    def window(self) -> float:
+        """The most keys that a row sees by its window; infinite if a side is unbounded."""
+        return math.inf if self.left is None or self.right is None else self.left + self.right + 1
 
     @property
     def is_empty(self) -> bool:
@@ -151,89 +179,60 @@ class Problem:
         return 0 in (self.batch, self.seqlen_q, self.heads_q, self.seqlen_k)
 
 
-def check_options(softmax_scale: Any, causal: Any, layout: Any, return_lse: Any = False) -> tuple[float | None, bool]:
-    """Check the options that are not arrays.
-
-    Parameters
-    ----------
-    softmax_scale, causal, layout, return_lse
-        As in :func:`cupyfa.attention`.
-
-    Returns
-    -------
-    tuple
-        ``softmax_scale`` as a float or None, ``causal`` as a bool.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the option.
-    """
-    if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"attention: return_lse is {return_lse!r}; it must be True or False")
-    if type(causal) is bool and layout in LAYOUTS and (softmax_scale is None or type(softmax_scale) is float):
-        return softmax_scale, causal  # the usual call
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise ValueError(f"attention: layout is {layout!r}; it must be 'BSHD' or 'BHSD'")
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"attention: causal is {causal!r}; it must be True or False")
-    if softmax_scale is None:
-        return None, bool(causal)
-    if not isinstance(softmax_scale, (int, float, np.integer, np.floating)) or isinstance(softmax_scale, bool):
-        raise TypeError(f"attention: softmax_scale is a {type_name(type(softmax_scale))}; it must be a number or None")
-    try:
-        return float(softmax_scale), bool(causal)
-    except OverflowError:  # an int beyond float64; the check of the magnitude will say what is allowed
-        return math.inf if softmax_scale > 0 else -math.inf, bool(causal)
-
-
-def check_addresses(problem: Problem, q: int, k: int, v: int, out: int, lse: int) -> None:
+def check_addresses(problem: Problem, addresses: Arrays[int]) -> None:
     """Check what depends on where the arrays are: alignment, and outputs that share memory with others.
 
     Parameters
     ----------
     problem : Problem
         The checked problem.
-    q, k, v, out, lse : int
-        Addresses; 0 for an empty array and for no ``lse``.
+    addresses : Arrays of int
+        0 for an empty array, and for one that was not passed.
 
     Raises
     ------
     ValueError
         An address is not aligned, or an output overlaps another array.
     """
-    if (q | k | v | out) % _TMA_ALIGNMENT or lse % 4:
-        for name, address, alignment in (("q", q, 16), ("k", k, 16), ("v", v, 16), ("out", out, 16), ("lse", lse, 4)):
+    q, k, v, out, lse, sink, slopes = addresses
+    if (q | k | v | (out or 0)) % _TMA_ALIGNMENT or ((lse or 0) | (sink or 0) | (slopes or 0)) % 4:
+        for name, address in addresses.given().items():
+            alignment = _TMA_ALIGNMENT if name in _MATRICES else 4
             if address % alignment:
                 raise ValueError(
                     f"attention: {name} begins at address {address:#x}; it must be a multiple of {alignment} bytes "
                     f"({'a new array' if name in _OUTPUTS else 'a copy'} is aligned)"
                 )
-    check_overlap(problem, q, k, v, out, lse)
+    check_overlap(problem, addresses)
 
 
-def check_overlap(problem: Problem, q: int, k: int, v: int, out: int, lse: int) -> None:
+def check_overlap(problem: Problem, addresses: Arrays[int]) -> None:
     """Check that no output shares memory with another array.
 
     Parameters
     ----------
     problem : Problem
         The checked problem.
-    q, k, v, out, lse : int
-        Addresses; 0 for an empty array and for no ``lse``.
+    addresses : Arrays of int
+        0 for an empty array, and for one that was not passed.
 
     Raises
     ------
     ValueError
         Naming both arrays.
     """
-    inputs = ((problem.q, q), (problem.k, k), (problem.v, v))
+    inputs: list[tuple[Operand, int]] = [
+        (getattr(problem, name), address)
+        for name, address in addresses.given().items()
+        if address and name not in _OUTPUTS
+    ]
+    out, lse = addresses.out or 0, addresses.lse or 0
     _check_overlap(problem.out, out, inputs)
     if problem.lse is not None and lse:
-        _check_overlap(problem.lse, lse, (*inputs, (problem.out, out)))
+        _check_overlap(problem.lse, lse, [*inputs, (problem.out, out)])
 
 
-def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:
+def _check_overlap(output: Operand, address: int, others: list[tuple[Operand, int]]) -> None:
     for other, other_address in others:
         if share_memory(output, address, other, other_address):
             raise ValueError(
@@ -246,8 +245,9 @@ def _place(operand: Operand) -> str:
     return "the host (NumPy)" if operand.device is None else f"CUDA device {operand.device} (CuPy)"
 
 
-def _check_devices(q: Operand, *others: Operand) -> None:
-    for operand in others:
+def _check_devices(operands: Arrays[Operand]) -> None:
+    q = operands.q
+    for operand in operands.given().values():
         if operand.device != q.device:
             raise ValueError(
                 f"attention: {operand.name} is on {_place(operand)} but q is on {_place(q)}; all arrays must be on one "
@@ -300,10 +300,25 @@ def _check_shapes(q: Operand, k: Operand, v: Operand) -> None:
             )
 
 
-def _check_scale(softmax_scale: float | None) -> None:
-    largest = float(np.finfo(np.float32).max) / math.log2(math.e)  # the kernel multiplies by log2(e)
-    if softmax_scale is not None and not abs(softmax_scale) <= largest:  # NaN compares false
-        raise ValueError(f"attention: softmax_scale is {softmax_scale}; it must be finite, and at most {largest:.4g}")
+def _check_of_heads(operand: Operand, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Check an array with a number for each head, in one of some shapes."""
+    if operand.dtype != np.float32:
+        raise TypeError(f"attention: {operand.name} has dtype {operand.dtype}; it must be float32")
+    if operand.shape not in shapes.values():
+        meanings, sizes = " or ".join(shapes), " or ".join(str(shape) for shape in shapes.values())
+        raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have {meanings}, {sizes}")
+
+
+def _bounds(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int | None, int | None]:
+    """Return the sides of the window that hide a key from a row; a causal mask stays one, whatever it hides."""
+    left = None if options.left is None or options.left >= seqlen_k - 1 else options.left
+    right = None if options.right is None or options.right >= max(1, seqlen_q - 1) else options.right
+    if right is not None and seqlen_k + right > _MAX_SEQLEN:
+        raise UnsupportedError(
+            f"attention: window_size has the right side {right} with seqlen_k {seqlen_k}; supported are together at "
+            f"most {_MAX_SEQLEN}"
+        )
+    return left, right
 
 
 def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -319,26 +334,24 @@ def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any])
         )
 
 
-def _check_memory(
-    current_device: int | None, q: Operand, k: Operand, v: Operand, out: Operand, lse: Operand | None
-) -> None:
+def _check_memory(current_device: int | None, operands: Arrays[Operand]) -> None:
+    q = operands.q
     if q.device != current_device:
         raise ValueError(
             f"attention: q is on CUDA device {q.device} but the current device is {current_device}; call it under "
             f"`with cupy.cuda.Device({q.device}):`"
         )
-    for operand in (q, k, v, out) if lse is None else (q, k, v, out, lse):
-        axes = _AXES if len(operand.shape) == 4 else ("batch", "heads", "seqlen")
-        for axis, stride, size in zip(axes, operand.strides, operand.shape, strict=True):
+    for name, operand in operands.given().items():
+        for axis, stride, size in zip(_AXES_OF[name], operand.strides, operand.shape, strict=True):
             if stride < 0 and size > 1:
                 raise ValueError(
-                    f"attention: {operand.name} has stride {stride} bytes on its {axis} axis; it must not be negative: "
-                    f"{'pass a new array' if operand.name in _OUTPUTS else 'cupy.ascontiguousarray makes a copy'}"
+                    f"attention: {name} has stride {stride} bytes on its {axis} axis; it must not be negative: "
+                    f"{'pass a new array' if name in _OUTPUTS else 'cupy.ascontiguousarray makes a copy'}"
                 )
-    for operand in (q, k, v, out):
-        _check_tma_strides(operand)
-    if lse is not None and any(stride % 4 for stride, size in zip(lse.strides, lse.shape, strict=True) if size > 1):
-        raise ValueError(f"attention: lse has strides {lse.strides} bytes; they must be multiples of 4")
+        if name in _MATRICES:
+            _check_tma_strides(operand)
+        elif any(stride % 4 for stride, size in zip(operand.strides, operand.shape, strict=True) if size > 1):
+            raise ValueError(f"attention: {name} has strides {operand.strides} bytes; they must be multiples of 4")
 
 
 def _check_tma_strides(operand: Operand) -> None:

@@ -35,10 +35,9 @@ def tile_costs(problem: Problem, tile_m: int, tile_n: int) -> npt.NDArray[np.flo
     numpy.ndarray
         Key blocks, the tile's overhead included, by tile index.
     """
+    shift = problem.seqlen_k - problem.seqlen_q
     rows_end = np.minimum(np.arange(1, -(-problem.seqlen_q // tile_m) + 1) * tile_m, problem.seqlen_q)
-    visible = (
-        rows_end + problem.seqlen_k - problem.seqlen_q if problem.causal else np.full_like(rows_end, problem.seqlen_k)
-    )
+    visible = np.full_like(rows_end, problem.seqlen_k) if problem.right is None else rows_end + shift + problem.right
     blocks = -(-np.clip(visible, 0, problem.seqlen_k) // tile_n)
     return np.asarray(blocks + _TILE_OVERHEAD, dtype=np.float64)
 
@@ -112,8 +111,8 @@ def heads_per_section(problem: Problem, traits: dict[str, int], device: Device) 
         docs/notes/hopper_forward.md). Tiles that are dealt out take the most even choice from twice to half of that.
     """
     heads = problem.batch * problem.heads_q
-    if not problem.causal:
-        return 1  # tiles are equally long: the tiles of a head are neighbours
+    if not problem.causal or problem.left is not None:
+        return 1  # tiles are equally long, all or nearly: the tiles of a head are neighbours
     group = problem.heads_q // problem.heads_kv
     bytes_kv = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.q.dtype.itemsize
     tiles_m = -(-problem.seqlen_q // traits["tile_m"])

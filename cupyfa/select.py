@@ -58,6 +58,10 @@ def _device(index: int) -> Device:
 H200 = Device((9, 0), 132, 60 * 2**20)
 
 
+#: Options by another name than their field of a problem.
+_OPTION = {"left": "a window"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A row of the table: one way to tile heads of up to ``head_dim`` and ``head_dim_v``.
@@ -68,8 +72,12 @@ class Candidate:
         The largest that fit; the kernel's are the problem's, rounded up to a multiple of 32.
     tile_m, tile_n, stages, q_stages
         As in :class:`cupyfa.spec.FwdSpec`.
-    max_seqlen_q : float
-        The row is only for problems with at most this many query rows.
+    max_seqlen_q, max_window : float
+        The row is only for problems with at most so many query rows, or a window of at most so many keys.
+    narrow : bool
+        The row is only for windows of which blocks of 128 keys would cover a fifth more keys than its own.
+    spills_with : tuple of tuple of str
+        The row is not for problems that have all options of one of these: the kernel would not fit the registers.
     reason : str
         Why the row is in the table.
     """
@@ -81,6 +89,9 @@ class Candidate:
     stages: int
     q_stages: int
     max_seqlen_q: float = math.inf
+    max_window: float = 0
+    narrow: bool = False
+    spills_with: tuple[tuple[str, ...], ...] = ()
     reason: str
 
     @property
@@ -93,9 +104,22 @@ class Candidate:
         for name in ("head_dim", "head_dim_v"):
             if getattr(self, name) < getattr(problem, name):
                 return f"holds {name} up to {getattr(self, name)}, the problem has {getattr(problem, name)}"
-        if problem.seqlen_q > self.max_seqlen_q:
-            return f"is for seqlen_q up to {self.max_seqlen_q}"
+        if problem.seqlen_q > self.max_seqlen_q and problem.window > self.max_window:
+            return f"is for seqlen_q up to {self.max_seqlen_q}, or windows of up to {self.max_window} keys"
+        if self.narrow and self._keys(problem, 128) < 1.2 * self._keys(problem, self.tile_n):
+            return "is for windows that blocks of 128 keys cover badly"
+        for names in self.spills_with:
+            if all(getattr(problem, name) is not None for name in names):
+                return f"spills registers with {' and '.join(_OPTION.get(name, name) for name in names)}"
         return None
+
+    def _keys(self, problem: Problem, tile_n: int) -> int:
+        """Return how many keys a tile in the middle of a long problem walks over, in blocks of `tile_n`."""
+        if problem.left is None or problem.right is None:
+            return problem.seqlen_k
+        # The diagonal of its first row is at the beginning of a block: it usually is, bottom-right or not.
+        before, behind = -(-problem.left // tile_n), -(-(self.tile_m + problem.right) // tile_n)
+        return (before + behind) * tile_n
 
     def spec(self, problem: Problem) -> FwdSpec:
         """Return the kernel for a problem."""
@@ -107,7 +131,11 @@ class Candidate:
             tile_n=self.tile_n,
             stages=self.stages,
             q_stages=self.q_stages,
-            causal=problem.causal,
+            causal=problem.right is not None,
+            window=problem.left is not None,
+            sink=problem.sink is not None,
+            softcap=problem.softcap is not None,
+            alibi=problem.alibi_slopes is not None,
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
             three_stage=False,
@@ -129,11 +157,22 @@ CANDIDATES = (
         head_dim=64,
         head_dim_v=64,
         tile_m=128,
+        tile_n=64,
+        stages=4,
+        q_stages=3,
+        narrow=True,
+        reason="windows that blocks of 128 keys cover badly",
+    ),
+    Candidate(
+        head_dim=64,
+        head_dim_v=64,
+        tile_m=128,
         tile_n=128,
         stages=3,
-        q_stages=2,
+        q_stages=3,
         max_seqlen_q=1024,
-        reason="short sequences: 128 rows waste less than 192",
+        max_window=1025,
+        reason="short sequences and windows: 128 rows waste less than 192",
     ),
     Candidate(
         head_dim=64,
@@ -142,7 +181,27 @@ CANDIDATES = (
         tile_n=96,
         stages=3,
         q_stages=2,
+        spills_with=(("softcap",), ("left", "alibi_slopes")),
         reason="three warpgroups hide the exponentials, which take as long as the products at head_dim 64",
+    ),
+    Candidate(
+        head_dim=64,
+        head_dim_v=64,
+        tile_m=192,
+        tile_n=64,
+        stages=4,
+        q_stages=2,
+        reason="softcap, or ALiBi in a window: more keys would spill registers",
+    ),
+    Candidate(
+        head_dim=128,
+        head_dim_v=128,
+        tile_m=128,
+        tile_n=64,
+        stages=3,
+        q_stages=2,
+        narrow=True,
+        reason="windows that blocks of 128 keys cover badly",
     ),
     Candidate(
         head_dim=128,
@@ -151,7 +210,17 @@ CANDIDATES = (
         tile_n=128,
         stages=2,
         q_stages=2,
+        spills_with=(("softcap", "alibi_slopes"),),
         reason="O, S and two P just fit the registers, two Q and two stages the shared memory",
+    ),
+    Candidate(
+        head_dim=128,
+        head_dim_v=128,
+        tile_m=128,
+        tile_n=112,
+        stages=2,
+        q_stages=2,
+        reason="softcap and ALiBi: more keys would spill registers",
     ),
     Candidate(
         head_dim=192,
@@ -338,6 +407,13 @@ def _listed(fields: Config) -> str:
 
 def _check_combination(spec: FwdSpec) -> None:
     """Refuse what the schedule cannot do; what exceeds shared memory is refused by the compiler."""
+    if spec.window or spec.softcap or spec.alibi:
+        for name, value in (("warp_specialized", False), ("three_stage", True)):
+            if getattr(spec, name) is value:
+                raise ValueError(
+                    f"attention: config has {name}={value}; that kernel is for comparisons, and has no left side of a "
+                    f"window, no softcap and no ALiBi: set {name}={not value}"
+                )
     if not spec.warp_specialized:
         needed = {"stages": max(2, spec.stages)} | _UNSPECIALIZED
         changes = {name: value for name, value in needed.items() if getattr(spec, name) != value}

@@ -59,7 +59,15 @@ class FwdSpec:
     q_stages : int
         Slots of the Q ring.
     causal : bool
-        Bottom-right aligned causal mask.
+        Keys end at a diagonal: a bottom-right aligned causal mask, or the right side of a window.
+    window : bool
+        Keys begin at a diagonal: the left side of a window.
+    sink : bool
+        Each head has a learnable logit without a value.
+    softcap : bool
+        Scores are capped by a hyperbolic tangent.
+    alibi : bool
+        Scores fall with the distance between query and key.
     negate_scores : bool
         ``softmax_scale`` is negative.
     overlap : bool
@@ -93,9 +101,9 @@ class FwdSpec:
     --------
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
-    ...     causal=True, negate_scores=False, overlap=True, three_stage=False, speculative=True,
-    ...     rescale_threshold=0, exp2_fma=0, pingpong=False, warp_specialized=True, scheduler=Scheduler.DYNAMIC,
-    ...     longest_first=True, setmaxnreg=True,
+    ...     causal=True, window=False, sink=False, softcap=False, alibi=False, negate_scores=False, overlap=True,
+    ...     three_stage=False, speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=False,
+    ...     warp_specialized=True, scheduler=Scheduler.DYNAMIC, longest_first=True, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -109,6 +117,10 @@ class FwdSpec:
     stages: int
     q_stages: int
     causal: bool
+    window: bool
+    sink: bool
+    softcap: bool
+    alibi: bool
     negate_scores: bool
     overlap: bool
     three_stage: bool
@@ -142,11 +154,11 @@ class FwdSpec:
 
     def __str__(self) -> str:
         """Return the spec on one short line, for tables and error messages."""
-        switches = [
-            name
-            for name in ("causal", "negate_scores", "overlap", "three_stage", "speculative", "pingpong", "setmaxnreg")
-            if getattr(self, name)
-        ]
+        names = (
+            *("causal", "window", "sink", "softcap", "alibi", "negate_scores"),
+            *("overlap", "three_stage", "speculative", "pingpong", "setmaxnreg"),
+        )
+        switches = [name for name in names if getattr(self, name)]
         numbers = ("rescale_threshold", "exp2_fma")
         switches += [f"{name} {getattr(self, name)}" for name in numbers if getattr(self, name)]
         switches += [f"not {name}" for name in ("warp_specialized", "longest_first") if not getattr(self, name)]

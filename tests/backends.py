@@ -45,6 +45,7 @@ class Backend:
         # CuPy has no bfloat16 constructor: the bits travel as integers.
         arrays = [cupy.asarray(x.view(np.uint16)).view(x.dtype) for x in (q, k, v)]
         out, lse = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype, cupy), guarded_empty(lse_shape, np.float32, cupy)
+        options = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
         cupyfa.attention(*arrays, out=out.array, lse=lse.array, **options)
         cupy.cuda.get_current_stream().synchronize()
         out.check("out")

@@ -17,6 +17,16 @@ from cupyfa.testing import guarded_empty
 
 BF16 = ml_dtypes.bfloat16
 Q, KV = (1, 4, 4, 16), (1, 6, 2, 16)
+#: Shape and dtype of each array of a good call.
+GOOD: dict[str, tuple[tuple[int, ...], Any]] = {
+    "q": (Q, np.float16),
+    "k": (KV, np.float16),
+    "v": (KV, np.float16),
+    "out": (Q, np.float16),
+    "lse": ((1, 4, 4), np.float32),
+    "sink": ((4,), np.float32),
+    "alibi_slopes": ((4,), np.float32),
+}
 
 
 class Where(enum.Enum):
@@ -55,14 +65,12 @@ def replace(**values: Any) -> Callable[[Any], dict[str, Any]]:
 
 def retyped(name: str, dtype: Any) -> Callable[[Any], dict[str, Any]]:
     """A good call but for the dtype of one array."""
-    shape = {"q": Q, "k": KV, "v": KV, "out": Q, "lse": (1, 4, 4)}[name]
-    return lambda xp: qkv(xp) | {name: zeros(xp, shape, dtype)}
+    return lambda xp: qkv(xp) | {name: zeros(xp, GOOD[name][0], dtype)}
 
 
 def shaped(name: str, shape: tuple[int, ...], layout: str = "BSHD") -> Callable[[Any], dict[str, Any]]:
     """A good call but for the shape of one array."""
-    dtype = np.float32 if name == "lse" else np.float16
-    return lambda xp: qkv(xp) | {name: zeros(xp, shape, dtype), "layout": layout}
+    return lambda xp: qkv(xp) | {name: zeros(xp, shape, GOOD[name][1]), "layout": layout}
 
 
 def head_dim(d: int) -> Callable[[Any], dict[str, Any]]:
@@ -71,8 +79,7 @@ def head_dim(d: int) -> Callable[[Any], dict[str, Any]]:
 
 def seen_as(name: str, view: Callable[[Any], Any], wide: tuple[int, ...]) -> Callable[[Any], dict[str, Any]]:
     """A good call but for one array, which is a view of a larger one."""
-    dtype = np.float32 if name == "lse" else np.float16
-    return lambda xp: qkv(xp) | {name: view(zeros(xp, wide, dtype))}
+    return lambda xp: qkv(xp) | {name: view(zeros(xp, wide, GOOD[name][1]))}
 
 
 def as_strided(x: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -82,7 +89,7 @@ def as_strided(x: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
 
 def shifted(name: str, offset: int) -> Callable[[Any], dict[str, Any]]:
     """A good call but for one array that begins `offset` bytes behind an aligned address."""
-    shape, dtype = (KV, np.float16) if name in "kv" else (Q, np.float16) if name != "lse" else ((1, 4, 4), np.float32)
+    shape, dtype = GOOD[name]
     size = math.prod(shape) * np.dtype(dtype).itemsize
 
     def make(xp: Any) -> dict[str, Any]:
@@ -94,10 +101,9 @@ def shifted(name: str, offset: int) -> Callable[[Any], dict[str, Any]]:
 
 def strided(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], dict[str, Any]]:
     """A good call but for an array with these strides, inside a large enough buffer."""
-    dtype = np.float32 if name == "lse" else np.float16
 
     def make(xp: Any) -> dict[str, Any]:
-        view = xp.lib.stride_tricks.as_strided(zeros(xp, (65536,), dtype), shape=shape, strides=strides)
+        view = xp.lib.stride_tricks.as_strided(zeros(xp, (65536,), GOOD[name][1]), shape=shape, strides=strides)
         return qkv(xp) | {name: view}
 
     return make
@@ -107,14 +113,10 @@ def overlapping(output: str, other: str, shift: int = 0) -> Callable[[Any], dict
     """A good call but for an output that begins `shift` elements behind the beginning of another array."""
 
     def make(xp: Any) -> dict[str, Any]:
-        arguments = qkv(xp)
-        shapes = {"q": Q, "k": KV, "v": KV, "out": Q, "lse": (1, 4, 4)}
-        buffer = zeros(xp, (4096,))
-        arguments[other] = buffer[: math.prod(shapes[other])].reshape(shapes[other])
-        if output == "lse":
-            arguments["lse"] = buffer.view(np.float32)[shift : shift + 16].reshape(shapes["lse"])
-        else:
-            arguments[output] = buffer[shift : shift + math.prod(Q)].reshape(Q)
+        arguments, buffer = qkv(xp), zeros(xp, (4096,))
+        for name, begin in ((other, 0), (output, shift)):
+            shape, dtype = GOOD[name]
+            arguments[name] = buffer.view(dtype)[begin : begin + math.prod(shape)].reshape(shape)
         return arguments
 
     return make
@@ -132,7 +134,7 @@ def same(output: str, other: str) -> Callable[[Any], dict[str, Any]]:
 
 def read_only(name: str) -> Callable[[Any], dict[str, Any]]:
     def make(xp: Any) -> dict[str, Any]:
-        arguments = shaped(name, Q if name == "out" else (1, 4, 4))(xp)
+        arguments = shaped(name, GOOD[name][0])(xp)
         arguments[name].flags.writeable = False
         return arguments
 
@@ -143,8 +145,7 @@ def on_host(*names: str) -> Callable[[Any], dict[str, Any]]:
     """A good call but for arrays that are NumPy's."""
 
     def make(xp: Any) -> dict[str, Any]:
-        host = qkv(np) | {"out": zeros(np, Q), "lse": zeros(np, (1, 4, 4), np.float32)}
-        return qkv(xp) | {name: host[name] for name in names}
+        return qkv(xp) | {name: zeros(np, *GOOD[name]) for name in names}
 
     return make
 
@@ -161,8 +162,7 @@ class Foreign:
 
 def foreign(name: str) -> Callable[[Any], dict[str, Any]]:
     def make(xp: Any) -> dict[str, Any]:
-        arguments = qkv(xp)
-        return arguments | {name: Foreign(arguments[name])}
+        return qkv(xp) | {name: Foreign(zeros(xp, *GOOD[name]))}
 
     return make
 
@@ -179,6 +179,15 @@ LAYOUT = r"; it must be 'BSHD' or 'BHSD'$"
 ALIGNED = r" begins at address 0x[0-9a-f]+; it must be a multiple of {} bytes"
 STRIDE = r"; it must be a multiple of 16 below 2\*\*40"
 NEGATIVE = r"; it must not be negative: "
+PAIR = r"; it must be a pair \(left, right\)$"
+SIDE = r"; each side must be an integer or None$"
+SIDE_BELOW = r"; each side must be at least 0, or None or -1 for no bound$"
+CAP = r"; it must be positive, at least 1\.175e-38, or None for no cap$"
+LARGE_CAP = "; supported are at most 1000: beyond, float32 would show its rounding in the output$"
+RATIO = r"; softmax_scale / softcap must be at most 1\.179e\+38$"
+FLOAT32 = r"; it must be float32$"
+OF_HEADS = r"; it must have \(heads_q,\), \(4,\)$"
+OF_BATCH = r"; it must have \(heads_q,\) or \(batch, heads_q\), \(4,\) or \(1, 4\)$"
 DIMS = r"; supported are the multiples of 8 from 8 to 256$"
 
 BAD_CALLS: tuple[BadCall, ...] = (
@@ -199,11 +208,29 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("out-true", replace(out=True), TypeError, "out is a bool" + MIXED),
     BadCall("lse-tuple", replace(lse=()), TypeError, "lse is a tuple" + MIXED),
     BadCall("lse-true", replace(lse=True), TypeError, "lse is a bool" + MIXED),
+    BadCall("sink-list", replace(sink=[0.0] * 4), TypeError, "sink is a list" + MIXED),
+    BadCall("sink-float", replace(sink=0.0), TypeError, "sink is a float" + MIXED),
+    BadCall("sink-scalar", replace(sink=np.float32(0)), TypeError, r"sink is a numpy\.float32" + MIXED),
+    BadCall("sink-foreign", foreign("sink"), TypeError, r"sink is a \w+\.Foreign" + MIXED),
+    BadCall("slopes-list", replace(alibi_slopes=[0.5] * 4), TypeError, "alibi_slopes is a list" + MIXED),
+    BadCall("slopes-true", replace(alibi_slopes=True), TypeError, "alibi_slopes is a bool" + MIXED),
+    BadCall("slopes-foreign", foreign("alibi_slopes"), TypeError, r"alibi_slopes is a \w+\.Foreign" + MIXED),
     BadCall("k-on-host", on_host("k"), TypeError, r"k is a numpy\.ndarray but q is a cupy\.ndarray", Where.CUPY),
     BadCall("v-on-host", on_host("v"), TypeError, r"v is a numpy\.ndarray but q is a cupy\.ndarray", Where.CUPY),
     BadCall("q-on-host", on_host("q"), TypeError, r"k is a cupy\.ndarray but q is a numpy\.ndarray", Where.CUPY),
     BadCall("out-on-host", on_host("out"), TypeError, r"out is a numpy\.ndarray but q is a cupy", Where.CUPY),
     BadCall("lse-on-host", on_host("lse"), TypeError, r"lse is a numpy\.ndarray but q is a cupy", Where.CUPY),
+    BadCall("sink-on-host", on_host("sink"), TypeError, r"sink is a numpy\.ndarray but q is a cupy", Where.CUPY),
+    BadCall(
+        "slopes-on-host", on_host("alibi_slopes"), TypeError, r"alibi_slopes is a numpy\.ndarray but q is a", Where.CUPY
+    ),
+    BadCall(
+        "sink-on-device",
+        lambda xp: qkv(np) | {"sink": zeros(xp, (4,), np.float32)},
+        TypeError,
+        r"sink is a cupy\.ndarray but q is a numpy",
+        Where.CUPY,
+    ),
     BadCall(
         "qkv-on-host",
         lambda xp: qkv(np) | {"out": zeros(xp, Q)},
@@ -227,6 +254,17 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("out-bfloat16", retyped("out", BF16), TypeError, "out has dtype bfloat16; it must be float16$"),
     BadCall("lse-float16", retyped("lse", np.float16), TypeError, "lse has dtype float16; it must be float32$"),
     BadCall("lse-float64", retyped("lse", np.float64), TypeError, "lse has dtype float64; it must be float32$"),
+    BadCall("sink-float16", retyped("sink", np.float16), TypeError, "sink has dtype float16" + FLOAT32),
+    BadCall("sink-bfloat16", retyped("sink", BF16), TypeError, "sink has dtype bfloat16" + FLOAT32),
+    BadCall("sink-float64", retyped("sink", np.float64), TypeError, "sink has dtype float64" + FLOAT32),
+    BadCall("sink-int32", retyped("sink", np.int32), TypeError, "sink has dtype int32" + FLOAT32),
+    BadCall(
+        "slopes-float16", retyped("alibi_slopes", np.float16), TypeError, "alibi_slopes has dtype float16" + FLOAT32
+    ),
+    BadCall(
+        "slopes-float64", retyped("alibi_slopes", np.float64), TypeError, "alibi_slopes has dtype float64" + FLOAT32
+    ),
+    BadCall("slopes-bool", retyped("alibi_slopes", np.bool_), TypeError, "alibi_slopes has dtype bool" + FLOAT32),
     # Ranks
     BadCall("q-0d", shaped("q", ()), ValueError, r"q has 0 axes, shape \(\)" + AXES),
     BadCall("q-1d", shaped("q", (16,)), ValueError, r"q has 1 axes, shape \(16,\)" + AXES),
@@ -275,6 +313,25 @@ BAD_CALLS: tuple[BadCall, ...] = (
     *(
         BadCall(f"head-dim-{d}", head_dim(d), UnsupportedError, f"q has head_dim {d}" + DIMS)
         for d in (0, 1, 4, 12, 100, 257, 264, 512)
+    ),
+    # Of each head
+    BadCall("sink-of-kv", shaped("sink", (2,)), ValueError, r"sink has shape \(2,\)" + OF_HEADS),
+    BadCall("sink-0d", shaped("sink", ()), ValueError, r"sink has shape \(\)" + OF_HEADS),
+    BadCall("sink-one", shaped("sink", (1,)), ValueError, r"sink has shape \(1,\)" + OF_HEADS),
+    BadCall("sink-batch", shaped("sink", (1, 4)), ValueError, r"sink has shape \(1, 4\)" + OF_HEADS),
+    BadCall("sink-empty", shaped("sink", (0,)), ValueError, r"sink has shape \(0,\)" + OF_HEADS),
+    BadCall("slopes-of-kv", shaped("alibi_slopes", (2,)), ValueError, r"alibi_slopes has shape \(2,\)" + OF_BATCH),
+    BadCall("slopes-0d", shaped("alibi_slopes", ()), ValueError, r"alibi_slopes has shape \(\)" + OF_BATCH),
+    BadCall("slopes-batch", shaped("alibi_slopes", (2, 4)), ValueError, r"alibi_slopes has shape \(2, 4\)" + OF_BATCH),
+    BadCall("slopes-turned", shaped("alibi_slopes", (4, 1)), ValueError, r"alibi_slopes has shape \(4, 1\)" + OF_BATCH),
+    BadCall(
+        "slopes-3d", shaped("alibi_slopes", (1, 4, 1)), ValueError, r"alibi_slopes has shape \(1, 4, 1\)" + OF_BATCH
+    ),
+    BadCall(
+        "slopes-one-batch-of-two",
+        lambda xp: qkv(xp, (2, *Q[1:]), (2, *KV[1:])) | {"alibi_slopes": zeros(xp, (1, 4), np.float32)},
+        ValueError,
+        r"alibi_slopes has shape \(1, 4\); it must have \(heads_q,\) or \(batch, heads_q\), \(4,\) or \(2, 4\)$",
     ),
     # Outputs
     BadCall(
@@ -345,6 +402,24 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("lse-in-k", overlapping("lse", "k", 92), ValueError, "lse shares memory with k" + SHARES),
     BadCall("lse-in-v", overlapping("lse", "v"), ValueError, "lse shares memory with v" + SHARES),
     BadCall("lse-in-out", overlapping("lse", "out", 16), ValueError, "lse shares memory with out" + SHARES),
+    BadCall("out-in-sink", overlapping("out", "sink", 0), ValueError, "out shares memory with sink" + SHARES),
+    BadCall(
+        "out-in-slopes", overlapping("out", "alibi_slopes"), ValueError, "out shares memory with alibi_slopes" + SHARES
+    ),
+    BadCall("lse-in-sink", overlapping("lse", "sink", 3), ValueError, "lse shares memory with sink" + SHARES),
+    BadCall(
+        "lse-in-slopes",
+        overlapping("lse", "alibi_slopes", 3),
+        ValueError,
+        "lse shares memory with alibi_slopes" + SHARES,
+    ),
+    BadCall("sink-in-lse", overlapping("sink", "lse", 15), ValueError, "lse shares memory with sink" + SHARES),
+    BadCall(
+        "slopes-in-out",
+        overlapping("alibi_slopes", "out", 127),
+        ValueError,
+        "out shares memory with alibi_slopes" + SHARES,
+    ),
     BadCall("out-read-only", read_only("out"), ValueError, "out is read-only; it must be writable$", Where.NUMPY),
     BadCall("lse-read-only", read_only("lse"), ValueError, "lse is read-only; it must be writable$", Where.NUMPY),
     # Options
@@ -367,6 +442,79 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("causal-int", replace(causal=1), TypeError, "causal is 1; it must be True or False$"),
     BadCall("causal-none", replace(causal=None), TypeError, "causal is None; it must be True or False$"),
     BadCall("causal-str", replace(causal="yes"), TypeError, "causal is 'yes'; it must be True or False$"),
+    BadCall("window-int", replace(window_size=128), TypeError, "window_size is 128" + PAIR),
+    BadCall("window-none", replace(window_size=None), TypeError, "window_size is None" + PAIR),
+    BadCall("window-str", replace(window_size="12"), TypeError, "window_size is '12'" + PAIR),
+    BadCall("window-one", replace(window_size=(1,)), TypeError, r"window_size is \(1,\)" + PAIR),
+    BadCall("window-three", replace(window_size=[1, 2, 3]), TypeError, r"window_size is \[1, 2, 3\]" + PAIR),
+    BadCall("window-empty", replace(window_size=()), TypeError, r"window_size is \(\)" + PAIR),
+    BadCall("window-set", replace(window_size={1, 2}), TypeError, r"window_size is \{1, 2\}" + PAIR),
+    BadCall("window-range", replace(window_size=range(2)), TypeError, r"window_size is range\(0, 2\)" + PAIR),
+    BadCall(
+        "window-array",
+        lambda xp: qkv(xp) | {"window_size": zeros(xp, (2,), np.int32)},
+        TypeError,
+        r"window_size is array\(\[0, 0\], dtype=int32\)" + PAIR,
+    ),
+    BadCall("window-float", replace(window_size=(1.0, 2)), TypeError, r"window_size is \(1\.0, 2\)" + SIDE),
+    BadCall("window-bool", replace(window_size=(True, 2)), TypeError, r"window_size is \(True, 2\)" + SIDE),
+    BadCall("window-false", replace(window_size=(2, False)), TypeError, r"window_size is \(2, False\)" + SIDE),
+    BadCall(
+        "window-numpy-bool",
+        replace(window_size=(np.True_, 2)),
+        TypeError,
+        r"window_size is \(np\.True_, 2\)" + SIDE,
+    ),
+    BadCall("window-nan", replace(window_size=(None, math.nan)), TypeError, r"window_size is \(None, nan\)" + SIDE),
+    BadCall("window-digit", replace(window_size=("1", None)), TypeError, r"window_size is \('1', None\)" + SIDE),
+    BadCall("window-nested", replace(window_size=((1,), 2)), TypeError, r"window_size is \(\(1,\), 2\)" + SIDE),
+    BadCall("window-left-minus-2", replace(window_size=(-2, 0)), ValueError, r"window_size is \(-2, 0\)" + SIDE_BELOW),
+    BadCall(
+        "window-right-minus-2", replace(window_size=[None, -2]), ValueError, r"window_size is \[None, -2\]" + SIDE_BELOW
+    ),
+    BadCall(
+        "window-numpy-minus-2",
+        replace(window_size=(np.int64(-2), 1)),
+        ValueError,
+        r"window_size is \(np\.int64\(-2\), 1\)" + SIDE_BELOW,
+    ),
+    BadCall(  # the right side is replaced, and a bad one still is bad
+        "window-causal-minus-3",
+        replace(causal=True, window_size=(-1, -3)),
+        ValueError,
+        r"window_size is \(-1, -3\)" + SIDE_BELOW,
+    ),
+    BadCall("softcap-zero", replace(softcap=0), ValueError, r"softcap is 0\.0" + CAP),
+    BadCall("softcap-minus-zero", replace(softcap=-0.0), ValueError, r"softcap is -0\.0" + CAP),
+    BadCall("softcap-negative", replace(softcap=-50.0), ValueError, r"softcap is -50\.0" + CAP),
+    BadCall("softcap-nan", replace(softcap=math.nan), ValueError, "softcap is nan" + CAP),
+    BadCall("softcap-inf", replace(softcap=math.inf), ValueError, "softcap is inf" + CAP),
+    BadCall("softcap-denormal", replace(softcap=1e-38), ValueError, "softcap is 1e-38" + CAP),
+    BadCall("softcap-1001", replace(softcap=1001), UnsupportedError, r"softcap is 1001\.0" + LARGE_CAP),
+    BadCall("softcap-1e39", replace(softcap=1e39), UnsupportedError, r"softcap is 1e\+39" + LARGE_CAP),
+    BadCall("softcap-beyond-float", replace(softcap=10**400), ValueError, "softcap is inf" + CAP),
+    BadCall("softcap-str", replace(softcap="50"), TypeError, "softcap is a str" + NUMBER),
+    BadCall("softcap-bool", replace(softcap=True), TypeError, "softcap is a bool" + NUMBER),
+    BadCall("softcap-complex", replace(softcap=1j), TypeError, "softcap is a complex" + NUMBER),
+    BadCall("softcap-tuple", replace(softcap=(50.0,)), TypeError, "softcap is a tuple" + NUMBER),
+    BadCall(
+        "softcap-array",
+        lambda xp: qkv(xp) | {"softcap": zeros(xp, (1,), np.float32)},
+        TypeError,
+        rf"softcap is a {ARRAY}" + NUMBER,
+    ),
+    BadCall(
+        "softcap-below-the-scale",
+        replace(softcap=1e-30, softmax_scale=-1e9),
+        ValueError,
+        r"softcap is 1e-30 with a softmax_scale of -1000000000\.0" + RATIO,
+    ),
+    BadCall(
+        "softcap-least-below-a-scale-of-2",
+        replace(softcap=1.2e-38, softmax_scale=2),
+        ValueError,
+        r"softcap is 1\.2e-38 with a softmax_scale of 2" + RATIO,
+    ),
     BadCall("layout-lower", replace(layout="bshd"), ValueError, "layout is 'bshd'" + LAYOUT),
     BadCall("layout-sbhd", replace(layout="SBHD"), ValueError, "layout is 'SBHD'" + LAYOUT),
     BadCall("layout-none", replace(layout=None), ValueError, "layout is None" + LAYOUT),
@@ -425,10 +573,25 @@ BAD_CALLS: tuple[BadCall, ...] = (
         Where.GPU_RULES,
     ),
     BadCall(
+        "config-three-stages-window",
+        replace(config={"three_stage": True, "speculative": False}, window_size=(3, None)),
+        ValueError,
+        "config has three_stage=True; that kernel is for comparisons, .*: set three_stage=False$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "config-without-warp-specialization-softcap",
+        replace(config={"warp_specialized": False}, softcap=3),
+        ValueError,
+        "config has warp_specialized=False; that kernel is for comparisons, .*: set warp_specialized=True$",
+        Where.GPU_RULES,
+    ),
+    BadCall("config-window", replace(config={"window": True}), ValueError, "config has the field 'window'"),
+    BadCall(
         "config-without-warp-specialization",
         replace(config={"warp_specialized": False, "scheduler": "one_tile"}),
         ValueError,
-        "config has warp_specialized=False with q_stages=2, setmaxnreg=True; .*: set q_stages=1, setmaxnreg=False$",
+        "config has warp_specialized=False with q_stages=3, setmaxnreg=True; .*: set q_stages=1, setmaxnreg=False$",
         Where.GPU_RULES,
     ),
     BadCall(
@@ -446,6 +609,45 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("v-address", shifted("v", 4), ValueError, "v" + ALIGNED.format(16), Where.GPU_RULES),
     BadCall("out-address", shifted("out", 2), ValueError, "out" + ALIGNED.format(16), Where.GPU_RULES),
     BadCall("lse-address", shifted("lse", 2), ValueError, "lse" + ALIGNED.format(4), Where.GPU_RULES),
+    BadCall("sink-address", shifted("sink", 2), ValueError, "sink" + ALIGNED.format(4), Where.GPU_RULES),
+    BadCall(
+        "slopes-address", shifted("alibi_slopes", 1), ValueError, "alibi_slopes" + ALIGNED.format(4), Where.GPU_RULES
+    ),
+    BadCall(
+        "sink-reversed",
+        seen_as("sink", lambda x: x[::-1], (4,)),
+        ValueError,
+        "sink has stride -4 bytes on its heads axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "sink-odd-strides",
+        strided("sink", (4,), (6,)),
+        ValueError,
+        r"sink has strides \(6,\) bytes; they must be multiples of 4$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "slopes-reversed",
+        seen_as("alibi_slopes", lambda x: x[::-1], (4,)),
+        ValueError,
+        "alibi_slopes has stride -4 bytes on its heads axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "slopes-reversed-batches",
+        lambda xp: qkv(xp, (2, *Q[1:]), (2, *KV[1:])) | {"alibi_slopes": zeros(xp, (2, 4), np.float32)[::-1]},
+        ValueError,
+        "alibi_slopes has stride -16 bytes on its batch axis" + NEGATIVE,
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "slopes-odd-strides",
+        strided("alibi_slopes", (4,), (10,)),
+        ValueError,
+        r"alibi_slopes has strides \(0, 10\) bytes; they must be multiples of 4$",
+        Where.GPU_RULES,
+    ),
     BadCall(
         "q-heads-stride",
         seen_as("q", lambda x: x[..., :16], (1, 4, 4, 20)),

@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,6 @@ from cupyfa.oracles.hopper.pipeline import ConservationError, DanglingArrival, E
 from cupyfa.oracles.hopper.swizzle import panel_addresses, stmatrix_addresses
 from cupyfa.oracles.hopper.two_stage import MissingProduct
 from cupyfa.oracles.hopper.wgmma_queue import AccumulatorInFlight, MissingFence, ReleaseBeforeCompletion
-from cupyfa.oracles.mask import block_range
 from cupyfa.oracles.scheduling.makespan import TileSetViolation
 from cupyfa.spec import FwdSpec, Scheduler
 
@@ -52,6 +51,18 @@ class Problem:
     heads_per_kv: int = 1
     batch: int = 1
     heads_per_section: int = 1
+    left: int = 60  # of kernels with a window
+    right: int = 0  # of causal kernels
+
+    @property
+    def last_diagonal(self) -> int:
+        """Row 0 sees no key behind this one."""
+        return self.seqlen_k - self.seqlen_q + self.right
+
+    @property
+    def first_diagonal(self) -> int:
+        """Row 0 sees no key before this one."""
+        return self.seqlen_k - self.seqlen_q - self.left
 
 
 class Tile(NamedTuple):
@@ -60,6 +71,11 @@ class Tile(NamedTuple):
     m: int
     head: int
     batch: int
+
+
+def tiles_grow(spec: FwdSpec) -> bool:
+    """Tell whether later tiles are longer: under a window all but the first ones are alike."""
+    return spec.causal and not spec.window
 
 
 def tiles(spec: FwdSpec, problem: Problem) -> list[Tile]:
@@ -71,7 +87,7 @@ def tiles(spec: FwdSpec, problem: Problem) -> list[Tile]:
     return [
         Tile(m, head % problem.heads_q, head // problem.heads_q)
         for first in heads[:: problem.heads_per_section]
-        for m in (rows[::-1] if spec.causal else rows)
+        for m in (rows[::-1] if tiles_grow(spec) else rows)
         for head in heads[first : first + problem.heads_per_section]
     ]
 
@@ -83,10 +99,17 @@ def dealt(order: Sequence[Tile], cta: int, ctas: int, alternate: bool) -> list[T
     return [tiles[place] for tiles, place in zip(rounds, places, strict=True) if place < len(tiles)]
 
 
+def key_range(spec: FwdSpec, problem: Problem, tile: Tile) -> range:
+    """Return the key blocks that a tile walks over, from the last one down: one even if it sees no key."""
+    row, row_end = tile.m * spec.tile_m, (tile.m + 1) * spec.tile_m
+    first = max(0, row + problem.first_diagonal) if spec.window else 0
+    end = min(problem.seqlen_k, row_end + problem.last_diagonal) if spec.causal else problem.seqlen_k
+    return range(first // spec.tile_n, max(1, -(-end // spec.tile_n)))[::-1]
+
+
 def key_blocks(spec: FwdSpec, problem: Problem, tile: Tile) -> int:
-    """Return how many key blocks a tile walks over: one even if it sees no key."""
-    first, end = tile.m * spec.tile_m, (tile.m + 1) * spec.tile_m
-    return max(1, block_range(first, end, problem.seqlen_q, problem.seqlen_k, spec.tile_n, spec.causal).end)
+    """Return how many key blocks a tile walks over."""
+    return len(key_range(spec, problem, tile))
 
 
 def panels(columns: int) -> int:
@@ -413,15 +436,17 @@ class Cta:
         output = [("V", step) for step in range(spec.tile_n // 16)]
         for number in itertools.count():
             tile = self.tile_of(number)
-            blocks = key_blocks(spec, self.problem, tile)
-            order = [(scores, blocks - 1)]
-            for j in range(blocks - 1, -1, -1):
+            blocks = key_range(spec, self.problem, tile)
+            last, first = blocks[0], blocks[-1]
+            order = [(scores, last)]
+            for j in blocks:
                 if spec.three_stage:
-                    order += [(scores, j - 1)] * (0 < j == blocks - 1) + [(scores, j - 2)] * (j > 1) + [(output, j)]
+                    order += [(scores, j - 1)] * (first < j == last) + [(scores, j - 2)] * (j > first + 1)
+                    order += [(output, j)]
                 elif spec.overlap:
-                    order += [(scores, j - 1)] * (j > 0) + [(output, j)]
+                    order += [(scores, j - 1)] * (j > first) + [(output, j)]
                 else:
-                    order += [(output, j)] + [(scores, j - 1)] * (j > 0)
+                    order += [(output, j)] + [(scores, j - 1)] * (j > first)
             for steps, j in order:
                 for tensor, step in steps:
                     yield tile, tensor, j * spec.tile_n, step
@@ -523,11 +548,15 @@ class Replay:
         rows = problem.batch * problem.heads_q * problem.seqlen_q
         # A tile that is not there would write outside of it: there is room for one on either side.
         self.lse = np.full(rows + 2 * (spec.tile_m + problem.seqlen_q), UNWRITTEN)
-        numbers = [*astuple(problem), -(-problem.seqlen_q // spec.tile_m)]
+        numbers = [
+            *(problem.seqlen_q, problem.seqlen_k, problem.heads_q, problem.heads_per_kv, problem.batch),
+            *(problem.heads_per_section, -(-problem.seqlen_q // spec.tile_m)),
+            *(problem.last_diagonal, problem.first_diagonal),
+        ]
         host.library.launch(
             host.specs.index(spec),
             ctas,
-            (ctypes.c_uint * len(numbers))(*numbers),
+            (ctypes.c_int * len(numbers))(*numbers),
             ctypes.byref(self.counter) if counter else None,
             ctypes.c_void_p(self.lse.ctypes.data + self.lse.itemsize * (spec.tile_m + problem.seqlen_q)),
         )
@@ -552,7 +581,7 @@ class Replay:
         """Play to the end: each tile was computed and stored once, and nothing is half done."""
         self.machine.run()
         for cta in self.ctas:
-            due = dealt(self.tiles, cta.number, len(self.ctas), self.spec.causal)
+            due = dealt(self.tiles, cta.number, len(self.ctas), tiles_grow(self.spec))
             if self.draws:  # as many as it had time for
                 due = [self.tiles[cta.number], *(t for t in self.tiles[len(self.ctas) :] if t in cta.posted)]
             if cta.posted != due:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa.operand import Layout, Operand
+from cupyfa.operand import Arrays, Layout, Operand
+from cupyfa.options import check_options
 from cupyfa.problem import Problem
 
 
@@ -22,6 +23,10 @@ def make_problem(
     head_dim_v: int | None = None,
     dtype: Any = np.float16,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    softcap: float | None = None,
+    sink: bool | Operand = False,
+    alibi: bool | Operand = False,
     scale: float | None = None,
     layout: Layout = "BSHD",
     padding: int = 0,
@@ -35,15 +40,18 @@ def make_problem(
         padded = Operand.contiguous(name, (batch, *middle, columns + padding), dtype, 0)
         return dataclasses.replace(padded, shape=(batch, *middle, columns))
 
-    return Problem.from_operands(
+    def of_heads(name: str, given: bool | Operand) -> Operand | None:
+        if given is True:
+            return Operand.contiguous(name, (heads_q,), np.float32, 0)
+        return given or None
+
+    operands = Arrays(
         operand("q", seqlen_q, heads_q),
         operand("k", seqlen_k, heads_kv),
         operand("v", seqlen_k, heads_kv, head_dim_v or head_dim),
-        None,
-        lse,
-        softmax_scale=scale,
-        causal=causal,
-        layout=layout,
-        want_lse=want_lse,
-        current_device=0,
+        lse=lse,
+        sink=of_heads("sink", sink),
+        alibi_slopes=of_heads("alibi_slopes", alibi),
     )
+    options = check_options(scale, causal, window_size, softcap, layout)
+    return Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cupyfa
-from cupyfa import AttentionResult, attention
+from cupyfa import AttentionResult, attention, emulate
 from cupyfa.oracles import dense, online
 from cupyfa.testing import (
     CASES,
@@ -72,7 +72,7 @@ def test_case(case: Case) -> None:
     reference, reference_lse = dense.attention(Q, K, V, **case.options)
     plain, _ = dense.same_precision(Q, K, V, **case.options)
     assert_close(O, reference, plain, context=case)
-    magnitude = score_magnitude(Q, K, case.softmax_scale)
+    magnitude = score_magnitude(Q, K, case.softmax_scale, case.options.get("softcap"))
     assert_lse_close(lse.array, reference_lse, score_magnitude=magnitude, context=case)
 
 
@@ -177,6 +177,173 @@ def test_rows_without_keys() -> None:
     assert np.isfinite(lse[:, :, 3:]).all()
 
 
+# --- Windows, caps, sinks and slopes ---
+
+
+def close(a: Any, b: Any) -> bool:
+    """Equal but for the order of additions."""
+    return bool(np.allclose(a.astype(np.float32), b.astype(np.float32), rtol=2e-2, atol=2e-2))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        [{}, {"window_size": (None, None)}, {"window_size": (-1, -1)}, {"window_size": [49, 32]}, {"softcap": None}],
+        [{"causal": True}, {"window_size": (None, 0)}, {"causal": True, "window_size": (-1, 5)}],
+        [{"causal": True, "window_size": (7, None)}, {"window_size": (np.int64(7), 0)}],
+    ],
+    ids=["full", "causal", "window"],
+)
+def test_windows_have_several_names(same: list[dict[str, Any]]) -> None:
+    q, k, v = inputs()
+    first, *others = (attention(q, k, v, return_lse=True, **options) for options in same)
+    for other in others:
+        assert same_bits(other.out, first.out)
+        assert same_bits(other.lse, first.lse)
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "window_size"), [(33, 50, (5, 3)), (33, 50, (0, 0)), (50, 33, (4, 7)), (9, 70, (20, None))]
+)
+def test_a_row_sees_the_keys_of_its_window(seqlen_q: int, seqlen_k: int, window_size: tuple[int, int | None]) -> None:
+    """Each row alone, over the keys that the definition names."""
+    q, k, v = inputs(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    out, lse = attention(q, k, v, window_size=window_size, return_lse=True)
+    left, right = window_size
+    for row in range(seqlen_q):
+        diagonal = row + seqlen_k - seqlen_q
+        begin = max(0, diagonal - left)
+        end = max(begin, seqlen_k if right is None else min(seqlen_k, diagonal + right + 1))
+        alone = attention(q[:, row : row + 1], k[:, begin:end], v[:, begin:end], return_lse=True)
+        assert close(out[:, row : row + 1], alone.out)
+        assert np.allclose(lse[..., row : row + 1], alone.lse, rtol=1e-4)
+
+
+def test_keys_outside_a_window_do_not_count() -> None:
+    q, k, v = inputs(seqlen_q=50)
+    expected = attention(q, k, v, window_size=(3, 2), return_lse=True)
+    k[:, 30:], v[:, 30:] = 60_000, np.nan  # rows up to 27 see none of these
+    out, lse = attention(q, k, v, window_size=(3, 2), return_lse=True)
+    assert same_bits(out[:, :28].copy(), expected.out[:, :28].copy())
+    assert same_bits(lse[..., :28].copy(), expected.lse[..., :28].copy())
+    assert np.isnan(out[:, 28:].astype(np.float32)).all(axis=-1).all()
+
+
+def test_a_window_of_one_key_gives_its_value() -> None:
+    q, k, v = inputs(seqlen_q=50)
+    assert same_bits(attention(q, k, v, window_size=(0, 0)), np.repeat(v, 2, axis=2))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (9, 4)}, {"softcap": 2.0}], ids=str)
+def test_a_sink_is_one_more_logit_without_a_value(options: dict[str, Any]) -> None:
+    q, k, v = inputs(seqlen_q=50, seqlen_k=40)  # a causal mask leaves 10 rows without a key
+    sink = np.array([0.0, -3.0, 5.0, -np.inf], np.float32)
+    plain = attention(q, k, v, return_lse=True, **options)
+    out, lse = attention(q, k, v, sink=sink, return_lse=True, **options)
+    column = sink[None, :, None]
+    expected_lse = np.logaddexp(plain.lse, column)
+    assert np.allclose(lse, expected_lse, rtol=1e-5, atol=1e-5)
+    with np.errstate(invalid="ignore"):
+        share = np.where(np.isneginf(plain.lse), 0, np.exp(plain.lse - expected_lse))
+    assert close(out, plain.out.astype(np.float32) * share.transpose(0, 2, 1)[..., None])
+    seen_nothing = np.isneginf(plain.lse).transpose(0, 2, 1)
+    assert not out[seen_nothing].any()
+
+
+def test_a_sink_of_minus_infinity_is_none() -> None:
+    q, k, v = inputs(seqlen_q=60)
+    out, lse = attention(q, k, v, causal=True, sink=np.full(4, -np.inf, np.float32), return_lse=True)
+    expected = attention(q, k, v, causal=True, return_lse=True)
+    assert close(out, expected.out)
+    assert np.allclose(lse, expected.lse, rtol=1e-6)
+    assert np.isneginf(lse[..., :10]).all()
+
+
+def test_a_softcap_bounds_the_scores() -> None:
+    q, k, v = inputs(amplitude=20.0)
+    lse = attention(q, k, v, softcap=0.5, return_lse=True).lse
+    assert (lse >= np.log(50) - 0.5 - 1e-5).all()
+    assert (lse <= np.log(50) + 0.5 + 1e-5).all()
+    mirrored = attention(q, -k, v, softcap=0.5, softmax_scale=-1 / math.sqrt(24), return_lse=True).lse
+    assert np.allclose(lse, mirrored, rtol=1e-5)
+
+
+def test_slopes_take_the_distance_from_the_diagonal() -> None:
+    q, k, v = inputs(seqlen_q=20, seqlen_k=30)
+    slopes = np.array([0.5, 0.25, 0.0, -0.125], np.float32)
+    out, lse = attention(np.zeros_like(q), k, v, alibi_slopes=slopes, return_lse=True)
+    distance = np.abs(np.arange(20)[:, None] + 10 - np.arange(30)[None, :])
+    logits = -slopes[:, None, None] * distance
+    weights = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    assert np.allclose(lse, np.logaddexp.reduce(logits, axis=-1), rtol=1e-5)
+    values = np.repeat(v.astype(np.float32), 2, axis=2)
+    assert close(out, np.einsum("hij,bjhd->bihd", weights, values))
+
+
+def test_slopes_may_differ_by_batch() -> None:
+    q, k, v = inputs()
+    slopes = np.array([[0.5, 0.25, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4]], np.float32)
+    out = attention(q, k, v, alibi_slopes=slopes)
+    for batch in range(2):
+        one = slice(batch, batch + 1)
+        assert same_bits(out[one].copy(), attention(q[one], k[one], v[one], alibi_slopes=slopes[batch]))
+    shared = attention(q, k, v, alibi_slopes=slopes[0])
+    assert same_bits(shared, attention(q, k, v, alibi_slopes=np.broadcast_to(slopes[0], (2, 4))))
+
+
+def test_arrays_of_heads_in_any_place() -> None:
+    """NumPy arrays have no rules: backwards, in steps, unaligned, read-only."""
+    q, k, v = inputs()
+    sink, slopes = np.array([0.5, -1, 2, 0], np.float32), np.array([0.5, 0.25, 0, 1], np.float32)
+    expected = attention(q, k, v, sink=sink, alibi_slopes=slopes)
+    backwards = sink[::-1].copy()[::-1]
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.float32)
+    unaligned[:] = slopes
+    unaligned.flags.writeable = False
+    assert same_bits(attention(q, k, v, sink=backwards, alibi_slopes=unaligned), expected)
+
+
+OPTIONS: dict[str, Any] = {
+    "window_size": (6, 2),
+    "softcap": 3.0,
+    "sink": np.array([0.5, -1, 2, -np.inf], np.float32),
+    "alibi_slopes": np.array([0.5, 0.25, 0, 1], np.float32),
+}
+
+
+def test_all_options_in_the_layout_bhsd() -> None:
+    q, k, v = inputs()
+    expected = attention(q, k, v, return_lse=True, **OPTIONS)
+    turned = [np.ascontiguousarray(as_bshd(x, "BHSD")) for x in (q, k, v)]
+    out, lse = attention(*turned, layout="BHSD", return_lse=True, **OPTIONS)
+    assert same_bits(np.ascontiguousarray(as_bshd(out, "BHSD")), expected.out)
+    assert same_bits(lse, expected.lse)
+
+
+def test_options_leave_their_arrays_alone() -> None:
+    q, k, v = inputs()
+    before = {name: x.copy() for name, x in OPTIONS.items() if isinstance(x, np.ndarray)}
+    attention(q, k, v, **OPTIONS)
+    assert all(same_bits(OPTIONS[name], x) for name, x in before.items())
+
+
+@pytest.mark.parametrize("name", ["sink", "alibi_slopes"])
+def test_masked_arrays_of_heads_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=r"^attention: masked arrays are not supported; pass plain numpy\.ndarray$"):
+        attention(*inputs(), **{name: np.ma.zeros(4, np.float32)})
+
+
+@pytest.mark.parametrize(
+    "shape", [{"seqlen_k": 0}, {"batch": 0}, {"seqlen_q": 0}, {"heads_q": 0, "heads_kv": 0}], ids=str
+)
+def test_empty_axes_with_a_sink(shape: dict[str, int]) -> None:
+    q, k, v = inputs(**shape)
+    sink = np.array([0.5, -1, 2, -np.inf], np.float32)[: q.shape[2]]
+    out, lse = attention(q, k, v, sink=sink, window_size=(3, 3), return_lse=True)
+    assert not out.any()
+    np.testing.assert_array_equal(lse, np.broadcast_to(sink[:, None], lse.shape))
+
+
 @pytest.mark.parametrize(
     "shape", [{"batch": 0}, {"seqlen_q": 0}, {"seqlen_k": 0}, {"heads_q": 0, "heads_kv": 0}], ids=str
 )
@@ -202,10 +369,21 @@ def test_first_row_of_a_causal_square_is_the_first_value() -> None:
 
 def test_signature() -> None:
     parameters = inspect.signature(attention).parameters
-    names = ("q", "k", "v", "softmax_scale", "causal", "layout", "return_lse", "out", "lse", "backend", "config")
+    options = ("softmax_scale", "causal", "window_size", "softcap", "sink", "alibi_slopes", "layout")
+    names = ("q", "k", "v", *options, "return_lse", "out", "lse", "backend", "config")
     assert tuple(parameters) == names
-    assert [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()] == [False] * 3 + [True] * 8
-    assert len(typing.get_overloads(attention)) == 2
+    assert [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()] == [False] * 3 + [True] * 12
+    overloads = typing.get_overloads(attention)
+    assert len(overloads) == 2
+    assert all(tuple(inspect.signature(overload).parameters) == names for overload in overloads)
+
+
+@pytest.mark.parametrize("function", [cupyfa.explain, emulate.prepare, emulate.attention])
+def test_others_take_the_same_options(function: Any) -> None:
+    ours, theirs = (inspect.signature(f).parameters for f in (attention, function))
+    shared = [name for name in ours if name not in ("return_lse", "backend", "out", "lse", "config")]
+    assert [name for name in theirs if name in shared] == shared
+    assert all(theirs[name].default == ours[name].default for name in shared)
 
 
 def test_public_names() -> None:

@@ -23,7 +23,7 @@ import cupyfa  # registers bfloat16 with NumPy, through ml_dtypes
 from cupyfa import compiler
 from cupyfa._launch import unpack_traits
 from cupyfa.compiler import CUPY_OPTIONS, Compiled, PtxasReport, check_versions, compile_offline, first_error, options
-from cupyfa.select import CANDIDATES, Candidate
+from cupyfa.select import CANDIDATES, H200, Candidate, select
 from cupyfa.sources import amalgamate
 from cupyfa.spec import DType, FwdSpec, Scheduler
 
@@ -43,6 +43,16 @@ def spec_of(row: Candidate, *, dtype: DType, causal: bool, negate_scores: bool =
     return dataclasses.replace(row.spec(problem), **config)
 
 
+#: Rows that problems without options take. Beside them, kernels for comparisons are compiled.
+PLAIN = [
+    row
+    for i, row in enumerate(CANDIDATES)
+    if any(
+        select(make_problem(head_dim=row.head_dim, head_dim_v=row.head_dim_v, seqlen_q=n), H200).verdicts[i].chosen
+        for n in (1, 2048)
+    )
+]
+WIDE = next(row for row in PLAIN if row.head_dim == 128)
 TABLE = [
     spec_of(row, dtype=dtype, causal=causal, negate_scores=negate)
     for row, causal in itertools.product(CANDIDATES, (False, True))
@@ -75,18 +85,61 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 SWITCHED = [
     spec_of(row, dtype=DType.BFLOAT16, causal=causal, **switch)
-    for (row, switch), causal in zip(itertools.product(CANDIDATES, SWITCHES), itertools.cycle((False, True)))
+    for (row, switch), causal in zip(itertools.product(PLAIN, SWITCHES), itertools.cycle((False, True)))
 ]
 #: Causal or not, speculative or not, of either type one of two: they have the same registers.
 UNSPECIALIZED_ALL = [
     spec_of(row, dtype=dtype, causal=causal, speculative=speculative, **UNSPECIALIZED)
-    for row, causal, speculative in itertools.product(CANDIDATES, (False, True), (False, True))
+    for row, causal, speculative in itertools.product(PLAIN, (False, True), (False, True))
     for dtype in (DType.FLOAT16 if causal == speculative else DType.BFLOAT16,)
+]
+#: Values of these fields: with the kernels of TABLE, which have none but the first, every pair of values of any two.
+OPTIONS = ("causal", "window", "sink", "softcap", "alibi")
+COMBINATIONS = [
+    (True, True, True, True, False),
+    (True, True, True, False, True),
+    (False, True, False, True, True),
+    (False, False, True, True, True),
+]
+#: Beside them, for rows that cannot have all of these.
+MORE_COMBINATIONS = [
+    (False, True, True, False, False),
+    (False, True, False, True, False),
+    (False, False, True, True, False),
+]
+#: Fields of a spec by what `Candidate.spills_with` calls them.
+FIELD_OF = {"left": "window", "alibi_slopes": "alibi", "softcap": "softcap"}
+
+
+def fitting(row: Candidate, values: tuple[bool, ...]) -> dict[str, bool]:
+    """The options of a combination, without the first of those that together exceed the row's registers."""
+    options = dict(zip(OPTIONS, values, strict=True))
+    for names in row.spills_with:
+        if all(options[FIELD_OF[name]] for name in names):
+            options[FIELD_OF[names[0]]] = False
+    return options
+
+
+WITH_OPTIONS = [
+    dataclasses.replace(
+        spec_of(row, dtype=dtype, causal=False, negate_scores=dtype is DType.BFLOAT16), **fitting(row, values)
+    )
+    for i, row in enumerate(CANDIDATES)
+    for values, dtype in zip(
+        [*COMBINATIONS, *(MORE_COMBINATIONS if row.spills_with else [])],
+        itertools.islice(itertools.cycle(DType), i, None),
+        strict=False,
+    )
+]
+#: Kernels for comparisons have a sink as well.
+COMPARED = [
+    dataclasses.replace(spec_of(WIDE, dtype=DType.BFLOAT16, causal=True, **config), sink=True)
+    for config in (UNSPECIALIZED, {"three_stage": True, "speculative": False, "tile_n": 96})
 ]
 #: With 168 registers a thread, a speculative kernel for 192 rows keeps one of them in memory, outside of loops.
 TIGHT = {spec for spec in UNSPECIALIZED_ALL if spec.tile_m == 192 and spec.speculative}
-WITHOUT_SPILLS = {*TABLE, *PADDED, *UNSPECIALIZED_ALL} - TIGHT
-SPECS = list(dict.fromkeys([*TABLE, *PADDED, *SWITCHED, *UNSPECIALIZED_ALL]))
+WITHOUT_SPILLS = {*TABLE, *PADDED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *COMPARED} - TIGHT
+SPECS = list(dict.fromkeys([*TABLE, *PADDED, *SWITCHED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *COMPARED]))
 
 
 @functools.cache
@@ -125,6 +178,20 @@ def test_kernel_compiles_clean(spec: FwdSpec) -> None:
     assert kernel.symbol in kernel.ptx
 
 
+@pytest.mark.parametrize("row", CANDIDATES, ids=lambda row: f"{row.name}-{row.tile_m}x{row.tile_n}")
+def test_options_are_compiled_in_pairs(row: Candidate) -> None:
+    """Each row has every pair of values of two options, but for those that it has no registers for."""
+    tile = (row.head_dim, row.head_dim_v, row.tile_m, row.tile_n)
+    specs = [s for s in [*TABLE, *WITH_OPTIONS] if (s.head_dim, s.head_dim_v, s.tile_m, s.tile_n) == tile]
+    refused = [{FIELD_OF[name] for name in names} for names in row.spills_with]
+    for one, other in itertools.combinations(OPTIONS, 2):
+        if {one} not in refused and {other} not in refused:
+            expected = 3 if {one, other} in refused else 4
+            assert len({(getattr(spec, one), getattr(spec, other)) for spec in specs}) == expected, (one, other)
+    for spec in specs:
+        assert not any(all(getattr(spec, name) for name in names) for names in refused)
+
+
 def test_symbols_differ() -> None:
     symbols = [compiled(spec).symbol for spec in SPECS]
     assert len(set(symbols)) == len(SPECS)
@@ -161,9 +228,13 @@ def sass(spec: FwdSpec, folder: Path) -> list[str]:
 
 
 LOOPS = [
-    spec_of(row, dtype=DType.BFLOAT16, causal=causal) for row, causal in zip(CANDIDATES, itertools.cycle((False, True)))
+    spec_of(row, dtype=DType.BFLOAT16, causal=causal) for row, causal in zip(PLAIN, itertools.cycle((False, True)))
 ]
 LOOPS.append(dataclasses.replace(SPEC, speculative=False))
+LOOPS += [  # slopes and both limits take no exponential, and where a walk ends is no other code
+    dataclasses.replace(spec_of(row, dtype=DType.BFLOAT16, causal=True), window=True, alibi=row.tile_m == 128)
+    for row in PLAIN[1:3]
+]
 THREE_STAGES_OF_96 = dataclasses.replace(SPEC, three_stage=True, speculative=False, pingpong=False, tile_n=96)
 LOOPS += [spec for spec in UNSPECIALIZED_ALL if spec.dtype is DType.BFLOAT16 and spec.tile_m == 128]
 
@@ -229,6 +300,20 @@ def test_descriptors_are_in_uniform_registers(spec: FwdSpec, tmp_path: Path) -> 
     assert max(moves) <= MOST_MOVES, moves
 
 
+def test_a_softcap_takes_two_approximations_of_a_score(tmp_path: Path) -> None:
+    """An exponential and a reciprocal: of the first block, and of each of the rounds. The rest is as without it."""
+    plain = spec_of(PLAIN[0], dtype=DType.BFLOAT16, causal=False)
+    capped = sass(dataclasses.replace(plain, softcap=True), tmp_path)
+    before = sass(plain, tmp_path)
+    for name in ("MUFU.EX2", "MUFU.RCP"):
+        more, less = (sum(line.startswith(name) for line in code) for code in (capped, before))
+        assert more - less == 4 * plain.tile_n // 2
+    for name in ("HGMMA", "MUFU.LG2", "VOTE.ALL"):
+        one, other = (sum(line.startswith(name) for line in code) for code in (capped, before))
+        assert one == other
+    assert not [line for line in capped if line.startswith("MUFU.TANH")]
+
+
 def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
     spec = dataclasses.replace(SPEC, overlap=False, speculative=False)
     waits = [line for line in sass(spec, tmp_path) if line.startswith("WARPGROUP.DEPBAR.LE gsb0")]
@@ -241,7 +326,7 @@ def test_without_overlap_no_product_is_in_flight(tmp_path: Path) -> None:
 #: With the largest tiles for which ptxas leaves every softmax where it belongs.
 THREE_STAGES = [
     spec_of(row, dtype=dtype, causal=causal, three_stage=True, speculative=False, pingpong=False, tile_n=tile_n)
-    for row, tile_n in ((CANDIDATES[0], 96), (CANDIDATES[1], 64), (CANDIDATES[2], 96))
+    for row, tile_n in ((PLAIN[0], 96), (PLAIN[1], 64), (PLAIN[2], 96))
     for dtype, causal in itertools.product(DType, (False, True))
 ]
 
@@ -377,6 +462,11 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
         (UNSPECIALIZED | {"setmaxnreg": True}, "set pingpong=False, setmaxnreg=False"),
         (UNSPECIALIZED | {"three_stage": True, "speculative": False}, "set overlap=True, three_stage=False, and "),
         (UNSPECIALIZED | {"stages": 1}, "set overlap=True, three_stage=False, and stages to 2 or more"),
+        *(
+            (config | {name: True}, "windows and score modifiers are written for the roles and two stages: set warp_sp")
+            for name in ("window", "softcap", "alibi")
+            for config in (UNSPECIALIZED, {"three_stage": True, "speculative": False, "pingpong": False})
+        ),
         (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, three_stage=False, and "),
     ],
     ids=str,

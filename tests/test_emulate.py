@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +60,22 @@ def nvrtc() -> None:
         ({"k": np.zeros((1, 150, 1, 64))}, TypeError, "attention: k has dtype float64"),
         ({"config": {"tile": 3}}, ValueError, "attention: config has the field 'tile'"),
         ({"sms": 0}, ValueError, "sms"),
+        ({"window_size": (1, 2, 3)}, TypeError, "attention: window_size is (1, 2, 3); it must be a pair (left, right)"),
+        ({"window_size": (-2, 0)}, ValueError, "attention: window_size is (-2, 0); each side must be at least 0"),
+        ({"softcap": 0}, ValueError, "attention: softcap is 0.0; it must be positive"),
+        ({"sink": [0.0, 0.0]}, TypeError, "attention: sink is a list; the emulator needs a numpy.ndarray"),
+        (
+            {"sink": np.zeros(3, np.float32)},
+            ValueError,
+            "attention: sink has shape (3,); it must have (heads_q,), (2,)",
+        ),
+        ({"alibi_slopes": np.zeros(2)}, TypeError, "attention: alibi_slopes has dtype float64; it must be float32"),
+        ({"alibi_slopes": 0.5}, TypeError, "attention: alibi_slopes is a float; the emulator needs a numpy.ndarray"),
+        (
+            {"softcap": 9.0, "config": {"three_stage": True, "speculative": False}},
+            ValueError,
+            "attention: config has three_stage=True; that kernel is for comparisons",
+        ),
     ],
 )
 def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str, nvrtc: None) -> None:
@@ -84,6 +102,18 @@ def test_arrays_must_be_as_a_gpu_needs_them(nvrtc: None) -> None:
         emulate.prepare(q, strided(SHAPES[1], offset=4), v)
     with pytest.raises(UnsupportedError, match="head_dim"):
         emulate.prepare(*(x[..., :60] for x in (q, k, v)))
+    with pytest.raises(ValueError, match=r"^attention: sink has stride -4 bytes on its heads axis; it must not be neg"):
+        emulate.prepare(q, k, v, sink=np.zeros(2, np.float32)[::-1])
+    shifted = np.zeros(9, np.uint8)[1:].view(np.float32)
+    with pytest.raises(ValueError, match=r"^attention: alibi_slopes begins at address 0x\w+; .* a multiple of 4 bytes"):
+        emulate.prepare(q, k, v, alibi_slopes=shifted)
+
+
+def test_results_may_not_lie_over_arrays_of_heads(nvrtc: None) -> None:
+    q, k, v = inputs()
+    lse = np.zeros((1, 2, 130), np.float32)
+    with pytest.raises(ValueError, match=r"^attention: lse shares memory with sink; it must be an array of its own"):
+        emulate.prepare(q, k, v, lse=lse, sink=lse[0, :, 7])
 
 
 def test_strided_arrays_are_read_in_place(nvrtc: None) -> None:
@@ -114,6 +144,68 @@ def test_backend_of_attention_is_the_emulator(layout: Any, nvrtc: None) -> None:
     assert direct.run.verdict == "clean"
     assert_close(out, reference, same_precision)
     assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
+
+
+SINK, SLOPES = np.array([0.5, -np.inf], np.float32), np.array([[0.25, 0.0]], np.float32)
+OPTIONS: list[dict[str, Any]] = [
+    {"window_size": (60, None)},
+    {"window_size": (None, 9), "sink": SINK},
+    {"window_size": (0, 0)},
+    {"causal": True, "window_size": (40, None), "alibi_slopes": SLOPES},
+    {"softcap": 3.0},
+    {"causal": True, "window_size": (70, -1), "softcap": 1.5, "sink": SINK, "alibi_slopes": SLOPES[0]},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids="-".join)
+def test_options_of_a_call(options: dict[str, Any], nvrtc: None) -> None:
+    q, k, v = inputs()
+    out, lse, run = emulate.attention(q, k, v, sms=1, **options)
+    assert run.verdict == "clean", run
+    reference, reference_lse = dense.attention(q, k, v, **options)
+    assert_close(out, reference, dense.same_precision(q, k, v, **options)[0])
+    assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k, None, options.get("softcap")))
+    other = cupyfa.attention(q, k, v, return_lse=True, backend="emulator", **options)
+    assert np.array_equal(out.view(np.uint16), other.out.view(np.uint16))
+    assert np.array_equal(lse, other.lse)
+
+
+def test_arrays_of_heads_are_read_in_place(nvrtc: None) -> None:
+    """In steps, and one number for all heads."""
+    q, k, v = inputs()
+    steps = np.full((2, 6), np.nan, np.float32)
+    steps[:, 1] = 0.5, 0.25
+    one = np.broadcast_to(np.float32(-0.5), 2)
+    strided_out, strided_lse, run = emulate.attention(q, k, v, sms=1, sink=one, alibi_slopes=steps[:, 1])
+    assert run.verdict == "clean"
+    out, lse, _ = emulate.attention(q, k, v, sms=1, sink=one.copy(), alibi_slopes=steps[:, 1].copy())
+    assert np.array_equal(strided_out.view(np.uint16), out.view(np.uint16))
+    assert np.array_equal(strided_lse, lse)
+
+
+@pytest.mark.parametrize("name", ["sink", "alibi_slopes"])
+def test_a_read_beside_arrays_of_heads_is_found(name: str, nvrtc: None) -> None:
+    """They are known to the device with their own bounds."""
+    q, k, v = inputs()
+    prepared = emulate.prepare(q, k, v, sms=1, **{name: np.zeros(2, np.float32)})
+    assert prepared.launcher is not None
+    good = prepared.launch()
+    assert good.verdict == "clean"
+    head_strides = {"sink": 560, "alibi_slopes": 576}  # offsets in FwdParams
+    params = bytearray(prepared.params)
+    assert struct.unpack_from("<q", params, head_strides[name]) == (1,)
+    struct.pack_into("<q", params, head_strides[name], 1000)
+    wild = dataclasses.replace(prepared, params=bytes(params)).launch()
+    assert wild.verdict == "error"
+    assert any("cuda/" in str(finding) for finding in wild.findings)
+
+
+def test_nothing_to_launch_writes_the_sink(nvrtc: None) -> None:
+    q, k, v = inputs()
+    out, lse, run = emulate.attention(q, k[:, :0], v[:, :0], sink=SINK)
+    assert run.verdict == "clean"
+    assert not out.any()
+    np.testing.assert_array_equal(lse, np.broadcast_to(SINK[:, None], lse.shape))
 
 
 def test_results_in_place(nvrtc: None) -> None:

@@ -32,6 +32,68 @@ def test_numpy_arrays_run_on_the_cpu() -> None:
     ]
 
 
+SINK, SLOPES = np.zeros(4, np.float32), np.ones((2, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, ""),
+        ({"window_size": (None, -1)}, ""),
+        ({"window_size": (49, 32)}, ""),  # hides nothing
+        ({"causal": True}, ", causal"),
+        ({"window_size": (49, 0)}, ", causal"),
+        ({"causal": True, "window_size": (7, 3)}, ", window (7, 0)"),
+        ({"window_size": (7, None)}, ", window (7, None)"),
+        ({"window_size": (None, 7)}, ", window (None, 7)"),
+        ({"window_size": [np.int8(7), 31]}, ", window (7, 31)"),
+        ({"softcap": 50}, ", softcap 50"),
+        ({"softcap": 0.125}, ", softcap 0.125"),
+        ({"sink": SINK}, ", sink"),
+        ({"alibi_slopes": SLOPES}, ", alibi_slopes"),
+        (
+            {"causal": True, "window_size": (8, -1), "softcap": 30.0, "sink": SINK, "alibi_slopes": SLOPES[0]},
+            ", window (8, 0), softcap 30, sink, alibi_slopes",
+        ),
+    ],
+    ids=str,
+)
+def test_options_are_named(options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)  # the selection is enough
+    first = "attention bfloat16: batch 2, seqlen 33 x 50, heads 4/2, head_dim 120" + text
+    for arch in (None, "sm_90a"):
+        assert str(explain(*inputs(), arch=arch, **options)).splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("options", "switches"),
+    [
+        ({"window_size": (7, None)}, " window "),
+        ({"window_size": (7, 3)}, " causal window "),
+        ({"softcap": 50.0, "sink": SINK}, " sink softcap "),
+        ({"alibi_slopes": SLOPES}, " alibi "),
+    ],
+    ids=str,
+)
+def test_options_are_part_of_the_kernel(
+    options: dict[str, Any], switches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    (line,) = re.findall(r"^kernel  .*$", str(explain(*inputs(), arch="sm_90a", **options)), re.MULTILINE)
+    assert switches in line
+
+
+def test_a_kernel_with_all_options_is_compiled() -> None:
+    import_nvrtc()
+    options = {"causal": True, "window_size": (8, -1), "sink": SINK, "alibi_slopes": SLOPES}
+    explanation = explain(*inputs(), arch="sm_90a", **options)
+    assert explanation.rung is Rung.SASS
+    assert explanation.selection is not None
+    spec = explanation.selection.spec
+    assert (spec.causal, spec.window, spec.sink, spec.softcap, spec.alibi) == (True, True, True, False, True)
+    assert "spills 0 bytes" in str(explanation)
+
+
 def test_kernel_of_numpy_arrays_is_compiled_without_a_gpu() -> None:
     import_nvrtc()
     explanation = explain(*inputs(), softmax_scale=-1.0, arch="sm_90a")
@@ -117,6 +179,28 @@ def test_bad_arguments_are_refused_as_by_attention(arch: Any) -> None:
         explain(q, [1], v, arch=arch)
     with pytest.raises(TypeError, match=r"^(attention|explain): q is a list"):
         explain([1], k, v, arch=arch)
+    with pytest.raises(TypeError, match=r"^attention: window_size is 3; it must be a pair"):
+        explain(q, k, v, window_size=3, arch=arch)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^attention: softcap is 0\.0; it must be positive"):
+        explain(q, k, v, softcap=0.0, arch=arch)
+    with pytest.raises(TypeError, match=r"^explain: sink is a list; it must be a numpy\.ndarray or a cupy\.ndarray$"):
+        explain(q, k, v, sink=[0.0] * 4, arch=arch)
+    with pytest.raises(ValueError, match=r"^attention: alibi_slopes has shape \(3,\); it must have \(heads_q,\) or"):
+        explain(q, k, v, alibi_slopes=np.zeros(3, np.float32), arch=arch)
+
+
+def test_rules_of_the_gpu_hold_for_arrays_of_heads() -> None:
+    q, k, v = inputs()
+    backwards = np.zeros(4, np.float32)[::-1]
+    explain(q, k, v, sink=backwards)
+    with pytest.raises(ValueError, match=r"^attention: sink has stride -4 bytes on its heads axis"):
+        explain(q, k, v, sink=backwards, arch="sm_90a")
+
+
+def test_a_kernel_for_comparisons_without_windows_is_refused() -> None:
+    config = {"three_stage": True, "speculative": False}
+    with pytest.raises(ValueError, match=r"^attention: config has three_stage=True; that kernel is for comparisons"):
+        explain(*inputs(), window_size=(3, 0), config=config, arch="sm_90a")
 
 
 def test_bad_config_is_refused() -> None:

@@ -25,14 +25,45 @@ from cupyfa._launch import (
 from cupyfa.sources import read
 
 # What cuda/params.h says, in the notation of Python's struct, after the four tensor maps of 128 bytes.
-FWD_PARAMS = "<QqqqfiiIIIIII"
+LAYOUT = {
+    "lse": "Q",
+    "lse_stride_batch": "q",
+    "lse_stride_head": "q",
+    "lse_stride_row": "q",
+    "sink": "Q",
+    "alibi_slopes": "Q",
+    "sink_stride": "q",
+    "alibi_stride_batch": "q",
+    "alibi_stride_head": "q",
+    "scale_log2": "f",
+    "softcap_slope": "f",
+    "softcap": "f",
+    "seqlen_q": "i",
+    "seqlen_k": "i",
+    "last_diagonal": "i",
+    "first_diagonal": "i",
+    "heads_q": "I",
+    "heads_per_kv": "I",
+    "heads_total": "I",
+    "tiles_m": "I",
+    "tiles": "I",
+    "heads_per_section": "I",
+    "tile_counter": "4xQ",
+}
 VALUES = {
     "lse_stride_batch": 2**40 + 1,
     "lse_stride_head": -(2**35) - 2,
     "lse_stride_row": 3,
+    "sink_stride": 2**41 + 4,
+    "alibi_stride_batch": 2**42 + 5,
+    "alibi_stride_head": -(2**36) - 6,
     "scale_log2": 0.3125,
+    "softcap_slope": 0.15625,
+    "softcap": 0.21875,
     "seqlen_q": 2**31 - 1024,
     "seqlen_k": 77,
+    "last_diagonal": 2**31 - 1025,
+    "first_diagonal": -(2**31) + 9,
     "heads_q": 65_537,
     "heads_per_kv": 11,
     "heads_total": 2**32 - 2,
@@ -40,6 +71,8 @@ VALUES = {
     "tiles": 2**31 + 14,
     "heads_per_section": 15,
 }
+#: Pointers behind the tensor maps, in the order of the addresses that a launch takes.
+ADDRESSES = {"lse": 2**47 - 4, "sink": 2**46 - 8, "alibi_slopes": 2**45 - 16}
 TRAITS = ("threads", "shared_bytes", "cluster_size", "tile_m", "tile_n", "box_cols", "persistent", "dynamic")
 TRAITS += ("producer_registers", "consumer_registers")
 
@@ -50,12 +83,14 @@ def map_geometry(index: int = 0) -> TensorMapGeometry:
 
 def launcher(function: Function | None = None, **changes: Any) -> ForwardLauncher:
     values = VALUES | changes
-    strides = tuple(values.pop(name) for name in ("lse_stride_batch", "lse_stride_head", "lse_stride_row"))
+    lse_strides = tuple(values.pop(name) for name in ("lse_stride_batch", "lse_stride_head", "lse_stride_row"))
+    alibi_strides = tuple(values.pop(name) for name in ("alibi_stride_batch", "alibi_stride_head"))
     return ForwardLauncher(
         function=function or Function(0),
         geometry=LaunchGeometry(grid=132, threads=384, shared_bytes=200_000),
         **dict(zip("qkvo", (map_geometry(i) for i in range(4)), strict=True)),
-        lse_strides=strides,
+        lse_strides=lse_strides,
+        alibi_strides=alibi_strides,
         **values,
     )
 
@@ -65,8 +100,10 @@ def encode(geometry: TensorMapGeometry, address: int) -> bytes:
     return struct.pack("<16Q", address, *geometry.shape, *range(11))
 
 
-def pack(lse: int = 0, **changes: Any) -> bytes:
-    return launcher(**changes).pack(encode, 1, 2, 3, 4, lse)
+def pack(tile_counter: int = 0, **changes: Any) -> bytes:
+    """A packed FwdParams whose tensors are at 1 to 4; the other arrays are nowhere unless `changes` says where."""
+    addresses = [changes.pop(name, 0) for name in ADDRESSES]
+    return launcher(**changes).pack(encode, (1, 2, 3, 4, *addresses), tile_counter)
 
 
 def memory(struct_of_binding: Any, size: int) -> bytes:
@@ -131,36 +168,39 @@ def test_constants_are_the_drivers() -> None:
 
 
 def test_params_hold_every_value_at_its_place() -> None:
-    packed = pack(lse=2**47 - 4)
+    packed = pack(tile_counter=2**44 - 32, **ADDRESSES)
     assert len(packed) == PARAMETER_SIZES["FwdParams"]
     maps = [struct.unpack_from("<16Q", packed, 128 * i) for i in range(4)]
     assert maps == [(i + 1, 64, 100 + i, 3, 2, *range(11)) for i in range(4)]
-    lse, *values = struct.unpack_from(FWD_PARAMS, packed, 512)
-    assert lse == 2**47 - 4
-    assert dict(zip(VALUES, values, strict=True)) == VALUES
+    values = struct.unpack_from("<" + "".join(LAYOUT.values()), packed, 512)
+    assert dict(zip(LAYOUT, values, strict=True)) == VALUES | ADDRESSES | {"tile_counter": 2**44 - 32}
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", LAYOUT)
 def test_a_value_changes_only_its_own_bytes(name: str) -> None:
-    place = list(VALUES).index(name) + 1
-    offset = 512 + struct.calcsize(FWD_PARAMS[: 1 + place])
-    size = struct.calcsize(FWD_PARAMS[1 + place])
+    offset = 512 + struct.calcsize("<" + "".join(LAYOUT.values())[: list(LAYOUT).index(name)])
+    size = struct.calcsize("<" + LAYOUT[name])
     changed = {i for i, (a, b) in enumerate(zip(pack(), pack(**{name: 1}), strict=True)) if a != b}
     assert changed
     assert changed <= set(range(offset, offset + size))
 
 
+@pytest.mark.parametrize("count", [0, 5, 6, 8])
+def test_a_launch_takes_seven_addresses(count: int) -> None:
+    with pytest.raises(ValueError, match="values to unpack"):
+        launcher().pack(encode, range(count))
+
+
 def test_params_are_what_the_device_compiler_lays_out() -> None:
     opaque = ", ".join(str(n) for n in range(11))
+    fields = [f"{{{{{i + 1}, 64, {100 + i}, 3, 2, {opaque}}}}}" for i in range(4)]
+    fields += [f"{VALUES.get(name, 0)}{'f' * (kind == 'f')}" for name, kind in LAYOUT.items()]
+    named = zip(("q", "k", "v", "o", *LAYOUT), fields, strict=True)  # in their order, else this is an error
     source = read("params.h") + (
-        "__constant__ cupyfa::FwdParams example = {"
-        + "".join(f".{name} = {{{{{i + 1}, 64, {100 + i}, 3, 2, {opaque}}}}}, " for i, name in enumerate("qkvo"))
-        + ".lse = nullptr, "
-        + ", ".join(f".{name} = {value}{'f' * (name == 'scale_log2')}" for name, value in VALUES.items())
-        + "};"
+        "__constant__ cupyfa::FwdParams example = {" + ", ".join(f".{name} = {value}" for name, value in named) + "};"
     )
     ptx = compile_ptx(source, "-std=c++20", "-arch=compute_90")
-    assert initialiser(ptx, "example") == pack(lse=0)
+    assert initialiser(ptx, "example") == pack()
 
 
 def test_traits_are_what_the_device_compiler_lays_out() -> None:
@@ -188,20 +228,31 @@ def test_traits_of_the_wrong_size(size: int) -> None:
 
 def test_tensor_map_of_the_wrong_size() -> None:
     with pytest.raises(ValueError, match=r"^a tensor map has 128 bytes, got 3$"):
-        launcher().pack(lambda geometry, address: b"abc", 1, 2, 3, 4, 0)
+        launcher().pack(lambda geometry, address: b"abc", (1, 2, 3, 4, 0, 0, 0))
 
 
 def test_packing_leaves_the_launcher_alone() -> None:
     one = launcher()
-    first = one.pack(encode, 1, 2, 3, 4, 5)
-    other = one.pack(encode, 6, 7, 8, 9, 10)
+    first = one.pack(encode, (1, 2, 3, 4, 5, 6, 7))
+    other = one.pack(encode, (6, 7, 8, 9, 10, 11, 12))
     assert other != first
-    assert one.pack(encode, 1, 2, 3, 4, 5) == first
+    assert one.pack(encode, (1, 2, 3, 4, 5, 6, 7)) == first
     assert not one.function.launched
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("tiles", 2**32), ("seqlen_q", 2**31), ("heads_q", -1), ("lse_stride_row", 2**63)]
+    ("name", "value"),
+    [
+        ("tiles", 2**32),
+        ("seqlen_q", 2**31),
+        ("last_diagonal", 2**31),
+        ("first_diagonal", -(2**31) - 1),
+        ("heads_q", -1),
+        ("lse_stride_row", 2**63),
+        ("alibi_stride_head", -(2**63) - 1),
+        ("sink", 2**64),
+        ("alibi_slopes", -1),
+    ],
 )
 def test_a_value_that_does_not_fit_is_refused(name: str, value: int) -> None:
     with pytest.raises(OverflowError):
@@ -245,7 +296,7 @@ def has_driver() -> bool:
         lambda: map_geometry().encode(4096),
         lambda: Function(1).allow_shared_memory(100_000),
         lambda: launch(Function(1), LaunchGeometry(grid=1, threads=1, shared_bytes=0), 0, b"params"),
-        lambda: launcher(function=Function(1))(1, 2, 3, 4, 0, 0),
+        lambda: launcher(function=Function(1))((1, 2, 3, 4, 0, 0, 0), 0),
     ],
     ids=["encode", "allow_shared_memory", "launch", "launcher"],
 )

@@ -21,7 +21,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "oracles": set(),
     "spec": {"errors"},
     "operand": set(),
-    "problem": {"operand", "spec"},
+    "options": {"errors", "operand"},
+    "problem": {"operand", "options", "spec"},
     "select": {"problem"},
     "sources": {"errors"},
     "compiler": {"sources", "spec"},
@@ -34,6 +35,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "attention": {"kernels", "select", "plan", "_launch", "oracles", "emulate"},
     "testing": {"oracles", "spec"},
     "explain": {"attention"},
+    "warmup": {"kernels", "options", "select"},
     "emulate_command": {"emulate", "testing"},
     "bench": {"__init__", "emulate", "testing"},
     "__main__": {"__init__", "bench", "emulate_command", "explain", "testing"},
@@ -50,6 +52,7 @@ OUTSIDE_OF: dict[str, set[str]] = {
     "spec": set(),
     "errors": set(),
     "sources": set(),
+    "warmup": {"numpy", "tqdm", "cupy"},
 }
 STANDARD = sys.stdlib_module_names | {"libc", "libcpp", "cpython", "cython"}
 

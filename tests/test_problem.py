@@ -10,12 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from bad_calls import BAD_CALLS, KV, BadCall, Q, Where, qkv, zeros
+from bad_calls import BAD_CALLS, GOOD, KV, BadCall, Q, Where, qkv, zeros
 
 import cupyfa
 from cupyfa.errors import type_name
-from cupyfa.operand import Layout, Operand
-from cupyfa.problem import Problem, check_addresses, check_options, check_overlap
+from cupyfa.operand import Arrays, Layout, Operand
+from cupyfa.options import Options, check_options, check_return_lse
+from cupyfa.problem import Problem, check_addresses, check_overlap
 from cupyfa.select import H200, select
 from cupyfa.spec import DType
 from cupyfa.testing import as_bshd
@@ -23,33 +24,18 @@ from cupyfa.testing import as_bshd
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
-def as_if_on_gpu(
-    *,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any = None,
-    lse: Any = None,
-    softmax_scale: Any = None,
-    causal: Any = False,
-    layout: Any = "BSHD",
-    return_lse: Any = False,
-    config: Any = None,
-) -> Problem:
+def as_if_on_gpu(*, layout: Any = "BSHD", return_lse: Any = False, config: Any = None, **arguments: Any) -> Problem:
     """Check NumPy arrays as if they were CuPy arrays on device 0."""
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    softmax_scale, causal = check_options(softmax_scale, causal, layout, return_lse)
-    problem = Problem.from_operands(
-        *(None if x is None else Operand(name, x.shape, x.strides, x.dtype, 0) for name, x in arrays.items()),
-        softmax_scale=softmax_scale,
-        causal=causal,
-        layout=layout,
-        want_lse=False,
-        current_device=0,
-    )
+    names = ("softmax_scale", "causal", "window_size", "softcap")
+    check_return_lse(return_lse)
+    options = check_options(**{name: arguments.pop(name) for name in names if name in arguments}, layout=layout)
+    arrays = Arrays(**arguments)
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
+    problem = Problem.from_operands(operands, options, want_lse=False, current_device=0)
     select(problem, H200, config)
-    outputs = {"out": zeros(np, q.shape, q.dtype)} if out is None else {}
-    check_addresses(problem, *(0 if x is None or not x.size else x.ctypes.data for x in (arrays | outputs).values()))
+    if arrays.out is None:
+        arrays = arrays._replace(out=zeros(np, arrays.q.shape, arrays.q.dtype))
+    check_addresses(problem, arrays.map(lambda name, x: x.ctypes.data if x.size else 0))
     return problem
 
 
@@ -58,11 +44,11 @@ def ids(calls: list[BadCall]) -> list[Any]:
 
 
 def needs_arrays(call: BadCall) -> bool:
-    return all(isinstance(x, np.ndarray) or (x is None and n in ("out", "lse")) for n, x in arrays_of(call).items())
+    return all(isinstance(x, np.ndarray) or (x is None and n not in "qkv") for n, x in arrays_of(call).items())
 
 
 def arrays_of(call: BadCall) -> dict[str, Any]:
-    return {name: x for name, x in call.make(np).items() if name in ("q", "k", "v", "out", "lse")}
+    return {name: x for name, x in call.make(np).items() if name in Arrays._fields}
 
 
 ON_CPU = [call for call in BAD_CALLS if call.where in (Where.BOTH, Where.NUMPY)]
@@ -78,8 +64,8 @@ def refused(call: BadCall, function: Any) -> None:
 
 def test_the_table_is_large_and_its_names_are_unique() -> None:
     assert len({call.id for call in BAD_CALLS}) == len(BAD_CALLS)
-    assert sum(call.where is not Where.NUMPY for call in BAD_CALLS) >= 80
-    assert len(BY_OPERANDS) >= 80
+    assert sum(call.where is not Where.NUMPY for call in BAD_CALLS) >= 170
+    assert len(BY_OPERANDS) >= 150
 
 
 @pytest.mark.parametrize("call", ids(ON_CPU))
@@ -109,15 +95,17 @@ def pose(
     out: Operand | None = None,
     lse: Operand | None = None,
     *,
+    sink: Operand | None = None,
+    alibi_slopes: Operand | None = None,
     layout: Layout = "BSHD",
-    softmax_scale: float | None = None,
     want_lse: bool = False,
     device: int | None = 0,
+    **options: Any,
 ) -> Problem:
+    operands = Arrays(q, k, v, out, lse, sink, alibi_slopes)
     return Problem.from_operands(
-        q, k, v, out, lse,
-        softmax_scale=softmax_scale, causal=False, layout=layout, want_lse=want_lse, current_device=device,
-    )  # fmt: skip
+        operands, check_options(**options, layout=layout), want_lse=want_lse, current_device=device
+    )
 
 
 def good(**changes: Operand) -> dict[str, Operand]:
@@ -127,9 +115,9 @@ def good(**changes: Operand) -> dict[str, Operand]:
 # --- Devices ---
 
 
-@pytest.mark.parametrize("name", ["k", "v", "out", "lse"])
+@pytest.mark.parametrize("name", [name for name in GOOD if name != "q"])
 def test_arrays_on_two_devices(name: str) -> None:
-    shape, dtype = {"k": (KV, F16), "v": (KV, F16), "out": (Q, F16), "lse": ((1, 4, 4), F32)}[name]
+    shape, dtype = GOOD[name]
     message = rf"^attention: {name} is on CUDA device 1 \(CuPy\) but q is on CUDA device 0 \(CuPy\); all arrays must"
     with pytest.raises(ValueError, match=message):
         pose(**good(**{name: operand(name, shape, dtype, device=1)}))
@@ -189,10 +177,245 @@ def test_sequence_that_an_int_cannot_count(name: str) -> None:
     [(None, None), (1, 1.0), (0.5, 0.5), (np.float32(0.25), 0.25), (np.float64(-2), -2.0), (np.int64(0), 0.0)],
 )
 def test_scales_become_floats(given: Any, expected: float | None) -> None:
-    scale, causal = check_options(given, np.bool_(True), "BHSD")
-    assert scale == expected
-    assert type(scale) is type(expected)
-    assert causal is True
+    options = check_options(given, np.bool_(True), layout="BHSD")
+    assert options == Options(expected, None, 0, None, "BHSD")
+    assert type(options.softmax_scale) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, None), (50, 50.0), (0.5, 0.5), (np.float32(0.25), 0.25), (np.int8(3), 3.0)]
+)
+def test_caps_become_floats(given: Any, expected: float | None) -> None:
+    options = check_options(softcap=given)
+    assert options == Options(softcap=expected)
+    assert type(options.softcap) is type(expected)
+
+
+#: The largest scale: float32 holds it times log2(e).
+LARGEST = float(np.finfo(np.float32).max) / math.log2(math.e)
+
+
+@pytest.mark.parametrize("cap", [float(np.finfo(np.float32).tiny), 1e-30, 1.0, 1000.0])
+@pytest.mark.parametrize("scale", [None, 0, -1e-30])
+def test_any_cap_up_to_1000_is_kept(cap: float, scale: float | None) -> None:
+    assert check_options(scale, softcap=cap).softcap == cap
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_cap_may_be_small_beside_the_scale(sign: int) -> None:
+    fine, cap = sign * LARGEST / 2 * 0.5, 0.5
+    assert check_options(fine, softcap=cap).softmax_scale == fine
+    with pytest.raises(ValueError, match=r"softmax_scale / softcap must be at most 1\.179e\+38$"):
+        check_options(fine * (1 + 2**-52), softcap=cap)
+
+
+@pytest.mark.parametrize(
+    ("causal", "window_size", "left", "right"),
+    [
+        (False, (None, None), None, None),
+        (False, (-1, -1), None, None),
+        (False, (None, -1), None, None),
+        (False, (0, 0), 0, 0),
+        (False, (128, 0), 128, 0),
+        (False, [64, 32], 64, 32),
+        (False, (np.int64(7), np.uint8(255)), 7, 255),
+        (False, (np.int8(-1), np.int16(-1)), None, None),
+        (False, (2**70, 5), 2**70, 5),  # a problem drops what hides nothing
+        (True, (None, None), None, 0),
+        (True, (-1, -1), None, 0),
+        (True, (128, None), 128, 0),
+        (True, (128, 128), 128, 0),
+        (True, (None, 3), None, 0),
+        (np.True_, (np.int32(1), 0), 1, 0),
+    ],
+)
+def test_windows_have_one_form(causal: Any, window_size: Any, left: int | None, right: int | None) -> None:
+    options = check_options(causal=causal, window_size=window_size)
+    assert options == Options(left=left, right=right)
+    assert [type(side) for side in options[1:3]] == [type(left), type(right)]
+
+
+def test_equal_options_are_equal_keys() -> None:
+    one = check_options(np.float64(2), True, (np.int64(3), None), 5)
+    two = check_options(2.0, False, [3, 0], 5.0)
+    assert one == two
+    assert hash(one) == hash(two)
+
+
+def test_options_are_off_by_default() -> None:
+    assert check_options() == Options() == Options(None, None, None, None, "BSHD")
+
+
+# --- Windows ---
+
+
+def visible(left: int | None, right: int | None, seqlen_q: int, seqlen_k: int) -> np.ndarray:
+    """Which keys each row sees."""
+    distance = np.arange(seqlen_k)[None, :] - np.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
+    seen = np.ones_like(distance, np.bool_)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    return seen
+
+
+def windowed(seqlen_q: int, seqlen_k: int, **options: Any) -> Problem:
+    k = operand("k", (1, seqlen_k, 1, 8))
+    return pose(operand("q", (1, seqlen_q, 1, 8)), k, dataclasses.replace(k, name="v"), **options)
+
+
+@pytest.mark.parametrize("seqlen_k", [0, 1, 2, 5])
+@pytest.mark.parametrize("seqlen_q", [1, 2, 5, 7])
+def test_a_side_that_hides_nothing_is_dropped(seqlen_q: int, seqlen_k: int) -> None:
+    """And no other one. A causal mask stays, so that its kernel does not depend on the length."""
+    for left in (None, *range(9)):
+        for right in (None, *range(9)):
+            problem = windowed(seqlen_q, seqlen_k, window_size=(left, right))
+            expected = visible(left, right, seqlen_q, seqlen_k)
+            np.testing.assert_array_equal(visible(problem.left, problem.right, seqlen_q, seqlen_k), expected)
+            assert problem.left in (left, None)
+            assert problem.right in (right, None)
+            if problem.left is not None:
+                assert not visible(problem.left, None, seqlen_q, seqlen_k).all()
+            if problem.right is not None and problem.right > 0:
+                assert problem.right < seqlen_q - 1  # the first row would miss a key
+            if right == 0:
+                assert problem.right == 0
+            assert problem.causal == (problem.right is not None)
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "window_size", "left", "right"),
+    [
+        (300, 500, (498, 298), 498, 298),
+        (300, 500, (499, 299), None, None),
+        (300, 500, (2**70, 2**70), None, None),
+        (300, 200, (198, 298), 198, 298),
+        (300, 200, (199, 299), None, None),
+        (1, 500, (0, 0), 0, 0),
+        (1, 500, (498, 1), 498, None),
+        (2, 500, (None, 1), None, None),
+        (500, 1, (0, 3), None, 3),
+    ],
+)
+def test_sides_of_a_problem(
+    seqlen_q: int, seqlen_k: int, window_size: tuple[int, int], left: int | None, right: int | None
+) -> None:
+    problem = windowed(seqlen_q, seqlen_k, window_size=window_size)
+    assert (problem.left, problem.right) == (left, right)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        [{}, {"window_size": (-1, -1)}, {"window_size": (499, None)}, {"window_size": [None, 299]}],
+        [
+            {"causal": True},
+            {"window_size": (None, 0)},
+            {"window_size": (1000, 0)},
+            {"causal": True, "window_size": (-1, 7)},
+        ],
+        [
+            {"causal": True, "window_size": (64, None)},
+            {"window_size": (64, 0)},
+            {"causal": True, "window_size": (64, 64)},
+        ],
+        [{"window_size": (64, None)}, {"window_size": (np.int16(64), -1)}, {"window_size": (64, 300)}],
+    ],
+    ids=["full", "causal", "causal window", "window"],
+)
+def test_equal_windows_are_equal_problems(same: list[dict[str, Any]]) -> None:
+    problems = {windowed(300, 500, **options) for options in same}
+    assert len(problems) == 1
+
+
+def test_windows_caps_and_arrays_of_heads_make_another_problem() -> None:
+    sink, slopes = operand("sink", (1,), F32), operand("alibi_slopes", (1,), F32)
+    different: list[dict[str, Any]] = [
+        {},
+        {"causal": True},
+        {"window_size": (64, None)},
+        {"window_size": (65, None)},
+        {"window_size": (None, 64)},
+        {"window_size": (64, 64)},
+        {"softcap": 1.0},
+        {"softcap": 2.0},
+        {"sink": sink},
+        {"alibi_slopes": slopes},
+        {"sink": sink, "alibi_slopes": slopes},
+    ]
+    assert len({windowed(300, 500, **options) for options in different}) == len(different)
+
+
+@pytest.mark.parametrize(("right", "fine"), [(1022, True), (1023, False)])
+def test_a_right_side_that_an_int_cannot_count(right: int, fine: bool) -> None:
+    seqlen_k = 2**31 - 1024 - 1022
+    if fine:
+        assert windowed(2000, seqlen_k, window_size=(None, right)).right == right
+        return
+    message = (
+        rf"^attention: window_size has the right side {right} with seqlen_k {seqlen_k}; supported are together at most "
+        rf"{2**31 - 1024}$"
+    )
+    with pytest.raises(cupyfa.UnsupportedError, match=message):
+        windowed(2000, seqlen_k, window_size=(None, right))
+    assert windowed(right, seqlen_k, window_size=(None, right)).right is None  # hides nothing
+
+
+# --- Arrays with a number for each head ---
+
+
+def test_slopes_repeat_along_the_batch() -> None:
+    q, k = operand("q", (3, 5, 4, 8)), operand("k", (3, 7, 2, 8))
+    arrays = {"q": q, "k": k, "v": dataclasses.replace(k, name="v")}
+    shared = pose(**arrays, alibi_slopes=operand("alibi_slopes", (4,), F32))
+    assert shared.alibi_slopes == operand("alibi_slopes", (3, 4), F32, strides=(0, 4))
+    own = operand("alibi_slopes", (3, 4), F32)
+    assert pose(**arrays, alibi_slopes=own).alibi_slopes == own
+    assert pose(**arrays, sink=operand("sink", (4,), F32)).sink == operand("sink", (4,), F32)
+    assert pose(**arrays).sink is pose(**arrays).alibi_slopes is None
+
+
+def test_one_number_may_stand_for_all_heads() -> None:
+    problem = pose(
+        **good(),
+        sink=operand("sink", (4,), F32, strides=(0,)),
+        alibi_slopes=operand("alibi_slopes", (1, 4), F32, strides=(-6, 0)),  # an axis with one index
+    )
+    assert problem.sink is not None
+    assert problem.sink.span == (0, 4)
+    check_addresses(problem, Arrays(1024, 2048, 4096, 8192, 0, 20, 24))
+
+
+def test_slopes_of_the_layout_bhsd_are_by_head() -> None:
+    q, k = operand("q", (2, 6, 5, 24)), operand("k", (2, 3, 7, 24))
+    arrays = {"q": q, "k": k, "v": dataclasses.replace(k, name="v"), "layout": "BHSD"}
+    assert pose(**arrays, alibi_slopes=operand("alibi_slopes", (2, 6), F32)).heads_q == 6
+    with pytest.raises(ValueError, match=r"^attention: alibi_slopes has shape \(2, 5\); .* \(6,\) or \(2, 6\)$"):
+        pose(**arrays, alibi_slopes=operand("alibi_slopes", (2, 5), F32))
+
+
+def test_sink_between_the_rows_of_lse() -> None:
+    """Their elements alternate and share no byte; one of them further they do."""
+    lse = operand("lse", (1, 4, 4), F32, strides=(128, 32, 8))
+    sink = operand("sink", (4,), F32, strides=(8,))
+    slopes = operand("alibi_slopes", (4,), F32, strides=(32,))
+    problem = pose(**good(lse=lse, sink=sink, alibi_slopes=slopes))
+    check_overlap(problem, Arrays(1024, 2048, 4096, 8192, 16384, 16384 + 4, 16384 + 12))
+    for name in ("sink", "alibi_slopes"):
+        places = Arrays(1024, 2048, 4096, 8192, 16384, 16384 + 4, 16384 + 12)._replace(**{name: 16384 + 8})
+        with pytest.raises(ValueError, match=rf"^attention: lse shares memory with {name}; it must be an array of its"):
+            check_overlap(problem, places)
+
+
+@pytest.mark.parametrize("absent", [None, 0])
+def test_arrays_that_were_not_passed_are_nowhere(absent: Any) -> None:
+    """A launch has 0 for them."""
+    problem = pose(**good())
+    check_addresses(problem, Arrays(1024, 2048, 4096, 8192, absent, absent, absent))
+    with pytest.raises(ValueError, match="out shares memory with v"):
+        check_addresses(problem, Arrays(1024, 2048, 4096, 4096, absent, absent, absent))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.0, -0.125, 1e38, 2.35e38])
@@ -272,7 +495,7 @@ def test_stride_of_an_axis_with_one_index_is_free(stride: int) -> None:
     odd = [operand(name, shape, strides=(stride, stride, stride, 2)) for name in ("q", "k", "v", "out")]
     problem = pose(*odd)
     assert problem.q.span == (0, 32)
-    check_addresses(problem, 1024, 2048, 4096, 8192, 0)
+    check_addresses(problem, Arrays(1024, 2048, 4096, 8192))
 
 
 def test_broadcast_keys_and_values() -> None:
@@ -280,7 +503,7 @@ def test_broadcast_keys_and_values() -> None:
     v = operand("v", (4, 6, 2, 16), strides=(0, 32, 0, 2))
     problem = pose(operand("q", (4, 4, 4, 16)), k, v)
     assert (problem.k.strides, problem.v.span) == ((0, 64, 32, 2), (0, 5 * 32 + 32))
-    check_addresses(problem, 1024, 16384, 32768, 65536, 0)
+    check_addresses(problem, Arrays(1024, 16384, 32768, 65536))
 
 
 @pytest.mark.parametrize(
@@ -300,11 +523,11 @@ def test_overlap_is_exact_for_strided_outputs() -> None:
     # Rows of q and out alternate; one element further they meet.
     q = operand("q", (1, 4, 1, 16), strides=(256, 64, 32, 2))
     problem = pose(q, operand("k", (1, 6, 1, 16)), operand("v", (1, 6, 1, 16)), dataclasses.replace(q, name="out"))
-    check_overlap(problem, 4096, 65536, 65536, 4096 + 32, 0)
+    check_overlap(problem, Arrays(4096, 65536, 65536, 4096 + 32))
     for shift in (-30, 30, 64, 64 + 30, 3 * 64):
         with pytest.raises(ValueError, match=r"^attention: out shares memory with q; it must be an array of its own"):
-            check_overlap(problem, 4096, 65536, 65536, 4096 + shift, 0)
-    check_overlap(problem, 4096, 65536, 65536, 4096 + 256, 0)
+            check_overlap(problem, Arrays(4096, 65536, 65536, 4096 + shift))
+    check_overlap(problem, Arrays(4096, 65536, 65536, 4096 + 256))
 
 
 def test_overlap_of_numpy_views_with_negative_strides() -> None:

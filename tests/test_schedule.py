@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -26,7 +28,9 @@ SECTIONS = {
 }
 
 
-def problem(batch: int, seqlen: int, heads_q: int, heads_kv: int, head_dim: int, causal: bool = True) -> Problem:
+def problem(
+    batch: int, seqlen: int, heads_q: int, heads_kv: int, head_dim: int, causal: bool = True, **options: Any
+) -> Problem:
     return make_problem(
         batch=batch,
         seqlen_q=seqlen,
@@ -36,6 +40,7 @@ def problem(batch: int, seqlen: int, heads_q: int, heads_kv: int, head_dim: int,
         head_dim=head_dim,
         dtype=BF16,
         causal=causal,
+        **options,
     )
 
 
@@ -82,3 +87,47 @@ def test_a_huge_problem_is_not_modelled(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("cupyfa.schedule.tile_costs", lambda *_: pytest.fail("modelled"))
     assert heads_per_section(problem(65_536, 1024, 16, 16, 64), TRAITS, H200) > 1
     assert heads_per_section(problem(1, 2**30, 1, 1, 8), TRAITS, H200) == 1
+
+
+# --- Windows ---
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "right", "blocks"),
+    [
+        (512, 512, 0, [1, 2, 3, 4]),
+        (512, 512, 1, [2, 3, 4, 4]),
+        (512, 512, 128, [2, 3, 4, 4]),
+        (512, 512, 129, [3, 4, 4, 4]),
+        (512, 512, 510, [4, 4, 4, 4]),  # the first row misses one key
+        (512, 512, 511, [4, 4, 4, 4]),
+        (300, 300, 5, [2, 3, 3]),
+        (300, 1000, 100, [8, 8, 8]),  # 828 + 100 keys, and all of them
+        (600, 200, 128, [0, 0, 1, 2, 2]),  # the first 272 rows see nothing
+        (600, 200, 399, [1, 2, 2, 2, 2]),
+    ],
+)
+def test_a_right_side_ends_each_tile_later(seqlen_q: int, seqlen_k: int, right: int, blocks: list[int]) -> None:
+    posed = make_problem(seqlen_q=seqlen_q, seqlen_k=seqlen_k, window_size=(None, right))
+    costs = tile_costs(posed, 128, 128)
+    assert (costs - costs.min() + min(blocks)).tolist() == blocks
+    overhead = tile_costs(make_problem(seqlen_q=1, seqlen_k=128), 128, 128)[0] - 1
+    assert (costs - overhead).tolist() == blocks
+
+
+@pytest.mark.parametrize("right", [1, 127, 300])
+def test_sections_of_a_right_side_end_evenly(right: int) -> None:
+    posed = problem(4, 4096, 16, 16, 128, causal=False, window_size=(None, right))
+    section = heads_per_section(posed, TRAITS, H200)
+    assert section > 1
+    assert balance(tile_order(tile_costs(posed, 128, 128), 64, section), H200.multiprocessors) >= 0.97
+    assert heads_per_section(posed, DYNAMIC, H200) == heads_per_section(problem(4, 4096, 16, 16, 128), DYNAMIC, H200)
+
+
+@pytest.mark.parametrize("traits", [TRAITS, DYNAMIC, TRAITS | {"persistent": 0}])
+@pytest.mark.parametrize("window_size", [(128, None), (128, 0), (0, 0), (4094, 300)])
+def test_tiles_of_a_window_need_no_sections(
+    window_size: tuple[int | None, int | None], traits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cupyfa.schedule.tile_costs", lambda *_: pytest.fail("modelled"))
+    assert heads_per_section(problem(4, 4096, 16, 16, 128, causal=False, window_size=window_size), traits, H200) == 1

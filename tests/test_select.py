@@ -71,7 +71,8 @@ def test_rows_with_a_limit_say_so() -> None:
     assert limited
     for row in limited:
         limit = int(row.max_seqlen_q)
-        for seqlen_q, objection in ((limit, None), (limit + 1, f"is for seqlen_q up to {limit}")):
+        too_long = f"is for seqlen_q up to {limit}, or windows of up to {row.max_window} keys"
+        for seqlen_q, objection in ((limit, None), (limit + 1, too_long)):
             posed = make_problem(head_dim=row.head_dim, seqlen_q=seqlen_q, dtype=BF16)
             assert row.objection(posed) == objection
 
@@ -84,6 +85,98 @@ def test_spec_takes_from_the_problem_what_the_problem_decides() -> None:
     assert select(problem(192, scale=-0.1), H200).spec == dataclasses.replace(plain, negate_scores=True)
     for scale in (0.0, -0.0, 1e-30, 7.0):
         assert select(problem(192, scale=scale), H200).spec == plain
+
+
+#: Options of a call, and the fields that they set.
+OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"window_size": (64, None)}, ["window"]),
+    ({"window_size": (None, 64)}, ["causal"]),
+    ({"window_size": (64, 0)}, ["causal", "window"]),
+    ({"window_size": (64, None), "causal": True}, ["causal", "window"]),
+    ({"window_size": (-1, 0)}, ["causal"]),
+    ({"window_size": (499, 299)}, []),  # hides nothing
+    ({"softcap": 30.0}, ["softcap"]),
+    ({"sink": True}, ["sink"]),
+    ({"alibi": True}, ["alibi"]),
+    (
+        {"causal": True, "window_size": (9, 9), "softcap": 1, "sink": True, "alibi": True, "scale": -1.0},
+        ["causal", "window", "softcap", "sink", "alibi", "negate_scores"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "fields"), OPTIONS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 192])
+def test_each_option_reaches_its_field(head_dim: int, options: dict[str, Any], fields: list[str]) -> None:
+    spec = select(make_problem(head_dim=head_dim, **options), H200).spec
+    names = ("causal", "window", "softcap", "sink", "alibi", "negate_scores")
+    assert {name for name in names if getattr(spec, name)} == set(fields)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "options", "tile"),
+    [
+        # Blocks of 128 keys cover a window of 64 + 1 + 64 with 384 keys, those of 64 with 256.
+        *((d, {"window_size": (64, 64)}, (128, 64)) for d in (64, 128)),
+        *((d, {"window_size": (64, 0)}, (128, 64)) for d in (64, 128)),
+        *((d, {"window_size": (128, 0)}, (128, 128)) for d in (64, 128)),
+        *((d, {"window_size": (1024, 0)}, (128, 128)) for d in (64, 128)),
+        *((d, {"window_size": (128, 128)}, (128, 128)) for d in (64, 128)),
+        (64, {"window_size": (1025, 0)}, (192, 96)),
+        (64, {"window_size": (128, None)}, (192, 96)),
+        (64, {}, (192, 96)),
+        (64, {"softcap": 30.0}, (192, 64)),
+        (64, {"alibi": True}, (192, 96)),
+        (64, {"alibi": True, "window_size": (2000, 0)}, (192, 64)),
+        (64, {"softcap": 30.0, "window_size": (128, 0)}, (128, 128)),
+        (128, {"softcap": 30.0}, (128, 128)),
+        (128, {"alibi": True}, (128, 128)),
+        (128, {"softcap": 30.0, "alibi": True}, (128, 112)),
+        (192, {"softcap": 30.0, "alibi": True}, (128, 80)),
+    ],
+    ids=str,
+)
+def test_rows_for_windows_and_score_modifiers(head_dim: int, options: dict[str, Any], tile: tuple[int, int]) -> None:
+    spec = select(make_problem(head_dim=head_dim, seqlen_q=8192, seqlen_k=8192, **options), H200).spec
+    assert (spec.tile_m, spec.tile_n) == tile
+
+
+#: Kernels that are there to be measured against, by the field that says so; and what they need beside it.
+COMPARED: dict[str, dict[str, Any]] = {
+    "warp_specialized": {
+        "q_stages": 1,
+        "scheduler": Scheduler.ONE_TILE,
+        "setmaxnreg": False,
+        "warp_specialized": False,
+    },
+    "three_stage": {"speculative": False, "three_stage": True},
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("options", [{"window_size": (64, None)}, {"softcap": 30.0}, {"alibi": True}], ids=str)
+def test_kernels_for_comparisons_refuse_options(options: dict[str, Any], name: str) -> None:
+    config = COMPARED[name]
+    message = (
+        rf"^attention: config has {name}={config[name]}; that kernel is for comparisons, and has no left side of a "
+        rf"window, no softcap and no ALiBi: set {name}={not config[name]}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        select(make_problem(head_dim=128, **options), H200, config)
+    with pytest.raises(ValueError, match=message):  # whatever else is wrong with the combination
+        select(make_problem(head_dim=128, **options), H200, {name: config[name]})
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window_size": (None, 64)}, {"window_size": (499, None)}, {"sink": True}],
+    ids=str,
+)
+def test_kernels_for_comparisons_have_the_rest(options: dict[str, Any], name: str) -> None:
+    spec = select(make_problem(head_dim=128, **options), H200, COMPARED[name]).spec
+    plain = select(make_problem(head_dim=128, **options), H200).spec
+    assert spec == dataclasses.replace(plain, **COMPARED[name])
 
 
 def test_selection_is_pure() -> None:
@@ -126,7 +219,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "rescale_threshold": {"speculative": False},
     "warp_specialized": {"q_stages": 1, "pingpong": False, "scheduler": Scheduler.ONE_TILE, "setmaxnreg": False},
 }
-DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64, "causal": True, "negate_scores": True}
+DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64} | dict.fromkeys(
+    ("causal", "window", "sink", "softcap", "alibi", "negate_scores"), True
+)
 
 
 def test_every_field_is_either_free_or_decided_by_the_problem() -> None:

@@ -26,6 +26,10 @@ SPEC = FwdSpec(
     stages=2,
     q_stages=2,
     causal=False,
+    window=False,
+    sink=False,
+    softcap=False,
+    alibi=False,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -82,9 +86,10 @@ def test_key_holds_name_options_and_source() -> None:
 def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
-        ".stages=2, .q_stages=2, .causal=false, .negate_scores=false, .overlap=true, .three_stage=false, "
-        ".speculative=true, .rescale_threshold=0, .exp2_fma=0, .pingpong=true, .warp_specialized=true, "
-        ".scheduler=cupyfa::Scheduler::persistent, .longest_first=true, .setmaxnreg=true}"
+        ".stages=2, .q_stages=2, .causal=false, .window=false, .sink=false, .softcap=false, .alibi=false, "
+        ".negate_scores=false, .overlap=true, .three_stage=false, .speculative=true, .rescale_threshold=0, "
+        ".exp2_fma=0, .pingpong=true, .warp_specialized=true, .scheduler=cupyfa::Scheduler::persistent, "
+        ".longest_first=true, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"
@@ -95,6 +100,11 @@ def test_short_form() -> None:
         "forward sm_90a bfloat16 d128 128x128 stages 2 q_stages 2 persistent overlap speculative pingpong setmaxnreg"
     )
     assert str(dataclasses.replace(SPEC, warp_specialized=False)) == f"{SPEC} not warp_specialized"
+    names = ("causal", "window", "sink", "softcap", "alibi", "negate_scores")
+    for name in names:
+        assert f" persistent {name} overlap " in str(dataclasses.replace(SPEC, **{name: True}))
+    every = dataclasses.replace(SPEC, **dict.fromkeys(names, True))
+    assert f" persistent {' '.join(names)} overlap " in str(every)
 
 
 # --- The mirror ---
@@ -134,6 +144,8 @@ def key_of(**changes: Any) -> tuple[str, ...]:
         {"head_dim": 120},
         {"scale": 0.0},
         {"scale": 3.5},
+        {"window_size": (499, None)},
+        {"window_size": (None, 299)},
         {"padding": 8},
         {"want_lse": False},
         {"layout": "BHSD"},
@@ -145,7 +157,32 @@ def test_run_time_data_is_not_part_of_the_key(data: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [{"scale": -0.5}, {"causal": True}, {"dtype": BF16}, {"head_dim": 64}, {"head_dim": 136}], ids=str
+    ("one", "two"),
+    [
+        ({"window_size": (1, None)}, {"window_size": (498, None)}),
+        ({"causal": True}, {"window_size": (None, 7)}),
+        ({"causal": True, "window_size": (128, None)}, {"window_size": (200, 200)}),
+        ({"softcap": 50.0}, {"softcap": 1e-3}),
+    ],
+    ids=str,
 )
-def test_what_changes_instructions_is(code: dict[str, Any]) -> None:
-    assert key_of(**code) != key_of()
+def test_how_wide_a_window_and_how_high_a_cap_are_is_data(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert key_of(**one) == key_of(**two) != key_of()
+
+
+CODE: list[dict[str, Any]] = [
+    {"scale": -0.5},
+    {"causal": True},
+    {"window_size": (64, None)},
+    {"window_size": (64, 64)},
+    {"softcap": 50.0},
+    {"sink": True},
+    {"alibi": True},
+    {"dtype": BF16},
+    {"head_dim": 64},
+    {"head_dim": 136},
+]
+
+
+def test_what_changes_instructions_is() -> None:
+    assert len({key_of(**code) for code in [{}, *CODE]}) == len(CODE) + 1

@@ -1,6 +1,7 @@
 """The tools of the other tests: each of their bounds has to be able to fail."""
 
 import hashlib
+import itertools
 import math
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from cupyfa.oracles import dense, online
+from cupyfa.oracles.mask import visible
 from cupyfa.testing import (
     CASES,
     Case,
@@ -273,6 +275,47 @@ def test_planted_faults_are_found(fault, dtype):
             assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k))
 
 
+# What a kernel might compute instead of the options of the test below.
+FAULTY_OPTIONS = {
+    "window too short on the left": {"window_size": (59, 20)},
+    "window too long on the left": {"window_size": (61, 20)},
+    "window too short on the right": {"window_size": (60, 19)},
+    "window too long on the right": {"window_size": (60, 21)},
+    "sides of the window swapped": {"window_size": (20, 60)},
+    "no softcap": {"softcap": None},
+    "softcap in base 2": {"softcap": 5.0 * math.log2(math.e)},
+    "no sink": {"sink": None},
+    "sink of the next head": {"sink": np.roll(np.float32([1.0, 2.5]), 1)},
+    "sink in base 2": {"sink": np.float32([1.0, 2.5]) * np.float32(math.log(2))},
+    "no slopes": {"alibi_slopes": None},
+    "slopes of the next head": {"alibi_slopes": np.float32([0.05, 0.1])},
+    "slopes in base 2": {"alibi_slopes": np.float32([0.1, 0.05]) * np.float32(math.log(2))},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY_OPTIONS)
+@pytest.mark.parametrize("dtype", [np.float16, BF16])
+def test_planted_faults_of_options_are_found(fault, dtype):
+    options = {
+        "window_size": (60, 20),
+        "softcap": 5.0,
+        "sink": np.float32([1.0, 2.5]),
+        "alibi_slopes": np.float32([0.1, 0.05]),
+    }
+    q, k, v = (random_array((1, n, 2, 64), dtype, seed, amplitude=1.5) for seed, n in enumerate((100, 300, 300)))
+    reference, reference_lse = dense.attention(q, k, v, **options)
+    yardstick, _ = dense.same_precision(q, k, v, **options)
+    magnitude = score_magnitude(q, k, softcap=5.0)
+    out, lse = online.attention(q, k, v, **options)
+    assert_close(out, reference, yardstick)
+    assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
+    out, lse = online.attention(q, k, v, **options | FAULTY_OPTIONS[fault])
+    with pytest.raises(AssertionError):
+        assert_close(out, reference, yardstick)
+    with pytest.raises(AssertionError):
+        assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
+
+
 def test_row_rule_finds_what_the_global_rule_misses():
     # Long causal problem: the first row is of order 1, the last ones are of order 0.02. A row sum that counts a few
     # keys too many there, as one without the mask of a ragged block does, stays below the first row's rounding error.
@@ -344,6 +387,26 @@ def test_score_magnitude_bounds_the_scores(scale):
 def test_score_magnitude_without_keys():
     q = np.ones((2, 3, 4, 8), np.float16)
     np.testing.assert_array_equal(score_magnitude(q, q[:, :0, :2]), np.zeros((2, 4, 3)))
+    np.testing.assert_array_equal(score_magnitude(q, q[:, :0, :2], softcap=3.0), np.zeros((2, 4, 3)))
+
+
+def test_score_magnitude_has_room_for_the_arithmetic_of_a_softcap():
+    """One key in each row: the lse is its score, with the errors of the GPU's exp2 and reciprocal at their worst."""
+    cap, units = 50.0, 2.0**-23
+    scores = np.linspace(-150, 150, 20_001)
+    exact = cap * np.tanh(scores / cap)
+    worst = np.zeros_like(scores)
+    for sign in (-1, 1):
+        e = np.exp(2 * scores / cap) * (1 + sign * 2 * units)
+        quotient = 2 * cap / ((e + 1) * (1 + sign * units / 2)) * (1 - sign * units)
+        worst = np.maximum(worst, np.abs(cap - quotient - exact) + units / 2 * np.abs(exact))
+    q = np.ones((1, 1, 1, 16), np.float32)
+    magnitude = score_magnitude(q, 0 * q, softcap=cap)
+    assert magnitude.item() == cap
+    assert (worst < 2.0**-21 * cap).all()
+    bound = 4e-6 * np.maximum(1, np.abs(exact))
+    assert (worst > bound).any()  # what the rule would be without it
+    assert (worst < bound + 2.0**-21 * cap).all()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -386,10 +449,68 @@ def test_anchor_shapes_come_in_every_mode(lengths):
         (lambda c: c.batch * c.heads_q * -(-c.seqlen_q // 192) > 3 * 132, 8),  # several tiles per multiprocessor
         (lambda c: c.seqlen_q <= 64 and 0 < c.seqlen_k <= 64, 4),  # one block in all
         (lambda c: c.seqlen_k > 4096, 3),
+        (lambda c: c.window_size != (None, None), 40),
+        (lambda c: c.window_size == (0, 0), 3),
+        (lambda c: c.window_size[0] is None and c.window_size[1] is not None, 6),
+        (lambda c: c.window_size[0] is not None and c.window_size[1] is None and not c.causal, 6),
+        (lambda c: c.window_size[0] is not None and c.causal, 12),
+        (lambda c: min(x or 0 for x in c.window_size) > max(c.seqlen_q, c.seqlen_k), 1),
+        (lambda c: c.window_size != (None, None) and not unseen(c).any() and c.seqlen_q > 0, 30),
+        (lambda c: c.window_size != (None, None) and c.seqlen_k and unseen(c).any(), 8),
+        (lambda c: c.window_size != (None, None) and c.seqlen_k and unseen(c)[:192].all(), 2),
+        (lambda c: c.window_size != (None, None) and c.batch * c.heads_q * -(-c.seqlen_q // 128) > 3 * 132, 2),
+        (lambda c: c.softcap is not None and c.amplitude == 30.0, 4),
+        (lambda c: c.softcap is not None and c.softmax_scale is not None and c.softmax_scale < 0, 2),
+        (lambda c: c.softcap is not None and c.softmax_scale == 0, 2),
+        (lambda c: c.sink and c.amplitude == 8.0, 4),
+        (lambda c: c.sink and c.heads_q > c.heads_kv, 8),
+        (lambda c: c.sink and c.causal and c.seqlen_q > c.seqlen_k, 2),
+        (lambda c: c.sink and c.seqlen_k == 0, 2),
+        (lambda c: c.alibi and c.causal and c.seqlen_q > c.seqlen_k, 2),
+        (lambda c: c.alibi and not c.causal and c.seqlen_q > c.seqlen_k, 2),
+        (lambda c: c.alibi and not c.causal and c.seqlen_q < c.seqlen_k, 2),
+        (lambda c: c.alibi and c.options["alibi_slopes"].ndim == 2, 4),
+        (lambda c: c.alibi and c.options["alibi_slopes"].ndim == 1, 4),
+        (lambda c: c.alibi and c.options["alibi_slopes"].max() > 0.9, 1),
+        (lambda c: c.window_size != (None, None) and c.softcap and c.sink and c.alibi, 10),
+        (lambda c: c.sink and c.alibi and c.layout == "BHSD", 2),
     ],
 )
 def test_table_has(condition, at_least):
     assert count(condition) >= at_least
+
+
+def unseen(case):
+    """Which rows see no key."""
+    return ~visible(case.seqlen_q, case.seqlen_k, case.causal, window_size=case.window_size).any(axis=1)
+
+
+def test_every_pair_of_options_is_in_the_table():
+    fields = {"window_size": (None, None), "softcap": None, "sink": False, "alibi": False}
+    used = {tuple(name for name, unset in fields.items() if getattr(c, name) != unset) for c in CASES}
+    assert used >= set(itertools.combinations(fields, 2)) | {tuple(fields)} | {(name,) for name in fields}
+
+
+@pytest.mark.parametrize("option", ["window", "softcap", "sink", "alibi", "mixed"])
+def test_options_come_in_every_tile_and_both_types(option):
+    found = [c for c in CASES if c.group == option]
+    assert {c.head_dim_v or c.head_dim for c in found} >= {64, 128, 192, 256}
+    assert (192, 128) in {(c.head_dim, c.head_dim_v) for c in found}
+    assert {c.dtype for c in found} == {"float16", "bfloat16"}
+    assert {c.causal for c in found} == {False, True}
+
+
+@pytest.mark.parametrize(("head_dim", "tile_n"), [(64, 128), (96, 192), (128, 128), (192, 80), (192, 96), (256, 64)])
+def test_windows_begin_and_end_at_the_edges_of_blocks(head_dim, tile_n):
+    begins, ends = set(), set()
+    for c in CASES:
+        if c.head_dim == head_dim and None not in c.window_size:
+            first = c.seqlen_k - c.seqlen_q - c.window_size[0]
+            end = c.seqlen_k - c.seqlen_q + c.window_size[1] + 1
+            begins |= {first % tile_n} if first > 0 else set()
+            ends |= {end % tile_n}
+    assert begins >= {tile_n - 1, 0, 1}
+    assert ends >= {0, 1, 2}  # the last key is one before the edge, the first one behind it, and the next one
 
 
 def test_table_has_every_head_dim_in_both_types():
@@ -411,7 +532,7 @@ def test_cases_are_valid_and_cheap():
         assert 8 <= case.head_dim <= 256
         assert case.heads_q % case.heads_kv == 0
     work = sum(4 * c.batch * c.heads_q * c.seqlen_q * c.seqlen_k * c.head_dim for c in CASES)
-    assert work < 1.5e11, "a float64 oracle takes about ten seconds for this, on two cores"
+    assert work < 1.6e11, "a float64 oracle takes about ten seconds for this, on two cores"
 
 
 def test_every_group_says_why_it_is_there():
@@ -444,7 +565,43 @@ def test_inputs_follow_the_layout():
     assert loud[0].astype(float).std() / q.astype(float).std() == pytest.approx(8, rel=1e-2)
 
 
+def test_options_hold_what_is_set():
+    plain = Case("options", 1, 5, 7, 4, 2, 8)
+    assert plain.options == {"softmax_scale": None, "causal": False}
+    assert replace(plain, window_size=(3, None)).options == plain.options | {"window_size": (3, None)}
+    assert replace(plain, softcap=2.0).options == plain.options | {"softcap": 2.0}
+    for heads in (1, 2, 4, 9):
+        options = replace(plain, heads_q=heads, heads_kv=1, sink=True, alibi=True).options
+        sink, slopes = options["sink"], options["alibi_slopes"]
+        assert sink.shape == slopes.shape == (heads,)
+        assert sink.dtype == slopes.dtype == np.float32
+        assert (np.isneginf(sink) == (np.arange(heads) == 3)).all()
+        assert (sink == 6).any() == (heads > 1)
+        np.testing.assert_allclose(slopes, [2.0 ** (-8 * (h + 1) / heads) for h in range(heads)], rtol=1e-7)
+        if heads > 1:
+            assert len(set(sink)) > 1
+    slopes = replace(plain, batch=2, alibi=True).options["alibi_slopes"]
+    assert slopes.shape == (2, 4)
+    np.testing.assert_array_equal(slopes[1], slopes[0, [1, 2, 3, 0]])
+    assert replace(plain, batch=0, alibi=True).options["alibi_slopes"].shape == (4,)
+
+
+def test_options_go_where_the_kernel_is():
+    class Elsewhere:
+        @staticmethod
+        def asarray(x):
+            return ("there", x.tobytes())
+
+    case = Case("options", 1, 5, 7, 4, 2, 8, window_size=(3, 1), softcap=2.0, sink=True, alibi=True)
+    there = case.options_on(Elsewhere)
+    for name, value in case.options.items():
+        assert there[name] == (("there", value.tobytes()) if name in ("sink", "alibi_slopes") else value)
+
+
 def test_id_tells_everything_that_differs():
+    case = Case("all", 1, 2, 3, 4, 2, 64, window_size=(128, 0), softcap=30.0, sink=True, alibi=True)
+    assert case.id == "all-b1-q2-k3-h4x2-d64-bf16-w128,0-cap30-sink-alibi"
+    assert replace(case, window_size=(None, 5)).id == "all-b1-q2-k3-h4x2-d64-bf16-winf,5-cap30-sink-alibi"
     case = Case("scale", 1, 2, 3, 4, 2, 64, "float16", True, -0.5, "BHSD", 8.0)
     assert case.id == "scale-b1-q2-k3-h4x2-d64-fp16-causal-scale-0.5-amp8-BHSD"
     assert case.options == {"softmax_scale": -0.5, "causal": True}

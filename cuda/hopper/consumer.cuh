@@ -5,6 +5,7 @@
 #include "hopper/gemm.cuh"
 #include "hopper/place.cuh"
 #include "mask.cuh"
+#include "score_mod.cuh"
 #include "softmax.cuh"
 #include "speculative_softmax.cuh"
 
@@ -56,7 +57,8 @@ __device__ inline void round_from(u32 (&P)[S.tile_n / 4], const float (&scores)[
 }
 
 template <FwdSpec S>
-__device__ inline auto make_softmax(float scale_log2) {
+__device__ inline auto make_softmax(const FwdParams& p) {
+  const float scale_log2 = S.alibi ? 1.f : p.scale_log2;
   if constexpr (S.speculative) {
     return SpeculativeSoftmax<S.dtype, S.exp2_fma>(scale_log2);
   } else {
@@ -87,7 +89,7 @@ class Consumer {
   using Scores = float[S.tile_n / 2];
   using Probabilities = u32[S.tile_n / 4];
   using Output = float[S.head_dim_v / 2];
-  using Softmax = decltype(make_softmax<S>(0.f));
+  using Softmax = decltype(make_softmax<S>(FwdParams()));
 
   __device__ void overlapped() {
     Scores scores;
@@ -107,11 +109,13 @@ class Consumer {
       release(k);
       const BlockRange blocks = place_.blocks_of(p_, m);
       const Mask<S> mask = place_.mask_of(p_, m);
-      auto softmax = make_softmax<S>(p_.scale_log2);
+      const ScoreMod<S> score_mod = place_.score_mod_of(p_, works_.tile(work));
+      auto softmax = make_softmax<S>(p_);
 
       int j = blocks.end - 1;
-      if (j > 0) k = K_.wait();  // of the first round below
-      if (j >= blocks.full) mask.apply(scores, j);
+      if (j > blocks.begin) k = K_.wait();  // of the first round below
+      if constexpr (S.modifies_scores()) score_mod.apply(scores, j);
+      mask.apply(scores, j, blocks);
       // Nothing was accumulated before: there is no O to scale.
       if constexpr (S.speculative) {
         softmax.correct(one, scores);
@@ -132,7 +136,8 @@ class Consumer {
         complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
         release(k);
         // From here to the next wait everything runs under the O product.
-        if (j >= blocks.full) mask.apply(scores, j);
+        if constexpr (S.modifies_scores()) score_mod.apply(scores, j);
+        mask.apply(scores, j, blocks);
         bool same_frame;  // of O
         RowPair shrink;
         if constexpr (S.speculative) {
@@ -143,7 +148,7 @@ class Consumer {
         }
         // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
         // instead of under it. This wait ends the block.
-        if (j > 0) k = K_.wait();
+        if (j > blocks.begin) k = K_.wait();
         complete<0>(O);  // proves O, and that P V no longer reads P and V
         release(v);
         if (!same_frame) scale_rows(O, shrink);
@@ -184,17 +189,17 @@ class Consumer {
 
       if constexpr (S.speculative) {
         // Two rounds, so that none copies P: a copy would have to wait for the product (ptxas: C7513).
-        while (j >= 2) {
+        while (j >= blocks.begin + 2) {
           round(one, two);
           round(two, one);
         }
-        if (j == 1) {
+        if (j == blocks.begin + 1) {
           round(one, two);
           if (last(two)) continue;
           return;
         }
       } else {
-        while (j >= 1) round(one, one);
+        while (j > blocks.begin) round(one, one);
       }
       if (!last(one)) return;
     }
@@ -207,11 +212,12 @@ class Consumer {
       if (m < 0) return;
       const BlockRange blocks = place_.blocks_of(p_, m);
       const Mask<S> mask = place_.mask_of(p_, m);
-      auto softmax = make_softmax<S>(p_.scale_log2);
+      const ScoreMod<S> score_mod = place_.score_mod_of(p_, works_.tile(work));
+      auto softmax = make_softmax<S>(p_);
       Output O;
       clear(O);
       turn_.wait();
-      for (int j = blocks.end - 1; j >= 0; --j) {
+      for (int j = blocks.end - 1; j >= blocks.begin; --j) {
         Scores scores;
         Probabilities P;
         const Slot k = K_.wait();
@@ -219,7 +225,8 @@ class Consumer {
         turn_.pass();
         complete<0>(scores);  // proves S_j
         release(k);
-        if (j >= blocks.full) mask.apply(scores, j);
+        if constexpr (S.modifies_scores()) score_mod.apply(scores, j);
+        mask.apply(scores, j, blocks);
         RowPair shrink;
         if (!softmax.update(scores, shrink)) scale_rows(O, shrink);
         round_from<S>(P, scores);
@@ -246,7 +253,7 @@ class Consumer {
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;
-    const RowPair inverse = softmax.finish(lse);
+    const RowPair inverse = close_rows<S>(p_, works_.tile(work), softmax, lse);
     store_lse<S>(p_, works_.tile(work), place_, lse);
     clear_rows_without_keys<S>(O, inverse);
     hand_over<S>(O, inverse, place_, works_.data(work), works_.staged(work));

@@ -7,10 +7,32 @@
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/stmatrix.cuh"
+#include "score_mod.cuh"
 #include "softmax.cuh"
 #include "tile_scheduler.cuh"
 
 namespace cupyfa::hopper {
+
+/// Closes the rows of a tile, with the learnable logit of its head if heads have one. With a softcap, logits have been too
+/// small by it.
+template <FwdSpec S, class Softmax>
+__device__ inline RowPair close_rows(const FwdParams& p, const Tile& tile, const Softmax& softmax, RowPair& lse) {
+  const float shift = S.softcap ? p.softcap : 0.f;
+  RowPair inverse;
+  if constexpr (S.sink) {
+    inverse = softmax.finish(lse, (p.sink[tile.head * p.sink_stride] - shift) * log2_e);
+  } else {
+    inverse = softmax.finish(lse);
+  }
+  if constexpr (S.softcap) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Never contracted: this code is there twice, and a tile's bits must not depend on which one closes it.
+      lse.row[r] = __fadd_rn(lse.row[r], shift);
+    }
+  }
+  return inverse;
+}
 
 template <FwdSpec S>
 __device__ inline void store_lse(const FwdParams& p, const Tile& tile, const Place<S>& place, const RowPair& lse) {

@@ -17,7 +17,7 @@
 // with the first scores of the next tile; under these, O is normalised and handed to the storer.
 //
 // Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storer.cuh, storage.cuh, work.cuh and ring.cuh (how
-// they meet), tile_scheduler.cuh (which tiles), softmax.cuh, speculative_softmax.cuh and mask.cuh (the arithmetic),
+// they meet), tile_scheduler.cuh (which tiles), score_mod.cuh, mask.cuh, softmax.cuh and speculative_softmax.cuh (the arithmetic),
 // epilogue.cuh. three_stage.cuh is another mainloop, and unspecialized.cuh the kernel without roles: for comparisons.
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
@@ -65,6 +65,9 @@ constexpr bool is_valid() {
                   "without warp specialization a copy runs under the products of the next block: set overlap=True, "
                   "three_stage=False, and stages to 2 or more");
   }
+  static_assert(S.warp_specialized && !S.three_stage || !S.window && !S.modifies_scores(),
+                "windows and score modifiers are written for the roles and two stages: set warp_specialized=True, "
+                "three_stage=False");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }

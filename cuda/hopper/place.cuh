@@ -3,7 +3,9 @@
 #include "layout.cuh"
 #include "mask.cuh"
 #include "params.h"
+#include "score_mod.cuh"
 #include "spec.cuh"
+#include "tile_scheduler.cuh"
 
 namespace cupyfa::hopper {
 
@@ -21,16 +23,23 @@ struct Place {
 
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int warp() const { return threadIdx.x / 32 % 4; }
+  __device__ int column() const { return 2 * (lane() % 4); }  // the first one in a block
   __device__ int row() const { return warpgroup_rows * warpgroup + 16 * warp() + lane() / 4; }
 
   /// All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and one
   /// above the diagonal may mask a whole block.
   __device__ BlockRange blocks_of(const FwdParams& p, int m) const {
     const int row = m * S.tile_m, own = row + warpgroup_rows * warpgroup;
-    return {BlockRange::of<S>(p, own, own + warpgroup_rows).full, BlockRange::of<S>(p, row, row + S.tile_m).end};
+    const BlockRange all = BlockRange::of<S>(p, row, row + S.tile_m);
+    const BlockRange masked = BlockRange::of<S>(p, own, own + warpgroup_rows);
+    return {all.begin, masked.low, masked.full, all.end};
   }
 
-  __device__ Mask<S> mask_of(const FwdParams& p, int m) const { return {p, m * S.tile_m + row(), 2 * (lane() % 4)}; }
+  __device__ Mask<S> mask_of(const FwdParams& p, int m) const { return {p, m * S.tile_m + row(), column()}; }
+
+  __device__ ScoreMod<S> score_mod_of(const FwdParams& p, const Tile& tile) const {
+    return {p, tile, tile.m * S.tile_m + row(), column()};
+  }
 
   /// The 64 rows of this warpgroup in a panel of a tile with tile_m rows.
   __device__ SharedAddress rows_of(SharedAddress panel) const {

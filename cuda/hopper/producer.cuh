@@ -21,13 +21,14 @@ __device__ inline void load(const TensorMap& map, const Slot& slot, int row, int
 
 /// Where the keys and values of a tile lie.
 struct Keys {
-  int last;  // block
+  int first, last;  // blocks
   int head, batch;
 
   template <FwdSpec S>
   __device__ static Keys of(const FwdParams& p, const Tile& tile) {
     const int row = tile.m * S.tile_m;
-    return {BlockRange::of<S>(p, row, row + S.tile_m).end - 1, tile.head_kv, tile.batch};
+    const BlockRange blocks = BlockRange::of<S>(p, row, row + S.tile_m);
+    return {blocks.begin, blocks.end - 1, tile.head_kv, tile.batch};
   }
 };
 
@@ -66,14 +67,14 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   post(tile);  // every CTA has one
   while (tile.valid()) {
     const Keys these = keys;
-    for (int j = these.last; j > 1; --j) {
+    for (int j = these.last; j > these.first + 1; --j) {
       load_k(these, j - 1);
       load_v(these, j);
     }
     tiles.advance();  // here a draw is back before the next slot is free, and it binds the CTA no earlier than it must
-    if (these.last > 0) {
-      load_k(these, 0);
-      load_v(these, 1);
+    if (these.last > these.first) {
+      load_k(these, these.first);
+      load_v(these, these.first + 1);
     }
     tile = tiles.tile();
     if (tile.valid()) {
@@ -81,7 +82,7 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
       load_k(keys, keys.last);
     }
     if constexpr (S.q_stages > 1) post_or_close(tile);
-    load_v(these, 0);
+    load_v(these, these.first);
     if constexpr (S.q_stages == 1) post_or_close(tile);
   }
   // No tail: consumers wait for every tile that was asked for, so nothing is in flight when they exit.

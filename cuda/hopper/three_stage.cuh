@@ -15,7 +15,7 @@ __device__ void Consumer<S>::three_stage() {
     if (m < 0) return;
     const BlockRange blocks = place_.blocks_of(p_, m);
     const Mask<S> mask = place_.mask_of(p_, m);
-    auto softmax = make_softmax<S>(p_.scale_log2);
+    auto softmax = make_softmax<S>(p_);
     Scores one, two;  // of the next block and of the one after it, in turn: a copy would have to wait for the product
     Probabilities P;
     Output O;
@@ -27,7 +27,7 @@ __device__ void Consumer<S>::three_stage() {
     issue_scores<S>(one, rows_of(work), k.data);
     complete<0>(one);  // proves S of the last block
     release(k);
-    if (j >= blocks.full) mask.apply(one, j);
+    mask.apply(one, j, blocks);
     RowPair shrink;
     softmax.update(one, shrink);  // nothing was accumulated before: there is no O to scale
     round_from<S>(P, one);
@@ -46,7 +46,7 @@ __device__ void Consumer<S>::three_stage() {
       issue_output<S>(O, P, v.data);  // O += P_j V_j
       --j;
       // From here to the next wait everything runs under both products.
-      if (j >= blocks.full) mask.apply(scores, j);
+      mask.apply(scores, j, blocks);
       const bool same_frame = softmax.update(scores, shrink);
       const Slot k_read = k;
       if (j > 1) k = K_.wait();  // ends the basic block: see Consumer::overlapped
@@ -63,7 +63,7 @@ __device__ void Consumer<S>::three_stage() {
     const auto drain = [&](Scores& scores) {
       Slot v = V_.wait();
       issue_output<S>(O, P, v.data);
-      if (blocks.full == 0) mask.apply(scores, 0);
+      mask.apply(scores, 0, blocks);
       const bool same_frame = softmax.update(scores, shrink);
       const Slot v_read = v;
       v = V_.wait();  // ends the basic block

@@ -35,7 +35,7 @@ class Unspecialized {
     const SharedAddress q = place_.rows_of(works_.data(work));
     const BlockRange blocks = place_.blocks_of(p_, m);
     const Mask<S> mask = place_.mask_of(p_, m);
-    auto softmax = make_softmax<S>(p_.scale_log2);
+    auto softmax = make_softmax<S>(p_);
 
     int j = blocks.end - 1;
     Slot k = K_.wait();
@@ -43,7 +43,7 @@ class Unspecialized {
     complete<0>(scores);  // proves S of the last block, and that Q K' no longer reads K
     release(k);
     if (j > 0) k = K_.wait();  // of the first round below
-    if (j >= blocks.full) mask.apply(scores, j);
+    mask.apply(scores, j, blocks);
     if constexpr (S.speculative) {
       softmax.correct(one, scores);
     } else {
@@ -64,7 +64,7 @@ class Unspecialized {
       complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
       release(k);
       // From here to the next wait everything runs under the O product.
-      if (j >= blocks.full) mask.apply(scores, j);
+      mask.apply(scores, j, blocks);
       bool same_frame;  // of O
       RowPair shrink;
       if constexpr (S.speculative) {
@@ -106,7 +106,7 @@ class Unspecialized {
   using Scores = float[S.tile_n / 2];
   using Probabilities = u32[S.tile_n / 4];
   using Output = float[S.head_dim_v / 2];
-  using Softmax = decltype(make_softmax<S>(0.f));
+  using Softmax = decltype(make_softmax<S>(FwdParams()));
 
   /// Whether this is the thread that copies.
   __device__ static bool copies() { return threadIdx.x == 0; }
@@ -126,7 +126,7 @@ class Unspecialized {
   /// In the round of block j: over K_{j+1} and V_{j+2}, the last ones that the round before has read.
   __device__ void load_next(const Work& work, int last, int j) const {
     const Tile tile = works_.tile(work);
-    const Keys keys = {last, tile.head_kv, tile.batch};
+    const Keys keys = {0, last, tile.head_kv, tile.batch};
     if (j + 1 >= S.stages) load_k(keys, j + 1 - S.stages);
     if (j + 2 <= last && j + 2 >= S.stages) load_v(keys, j + 2 - S.stages);
   }
@@ -143,8 +143,8 @@ class Unspecialized {
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
     RowPair lse;
-    const RowPair inverse = softmax.finish(lse);
     const Tile tile = works_.tile(work);
+    const RowPair inverse = close_rows<S>(p_, tile, softmax, lse);
     store_lse<S>(p_, tile, place_, lse);
     clear_rows_without_keys<S>(O, inverse);
     hand_over<S>(O, inverse, place_, works_.data(work), works_.staged(work));

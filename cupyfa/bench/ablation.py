@@ -19,7 +19,7 @@ from cupyfa.bench.correctness import Check, check_all
 from cupyfa.bench.harness import Contestant, Timing, interleave, ratio
 from cupyfa.bench.peers import why_not_here
 from cupyfa.bench.problems import Cell, Inputs, make_inputs
-from cupyfa.bench.usage import count, why_missing
+from cupyfa.bench.usage import count
 
 __all__ = [
     "DESCRIPTION",
@@ -36,7 +36,7 @@ __all__ = [
 #: Of the command, for its help.
 DESCRIPTION = (
     "Time the forward kernel with parts of it switched off. Exit status: 0; 1 if a variant was wrong somewhere; 2 "
-    "without a GPU (with --registers: a compiler) or the extra `bench`, or for wrong usage."
+    "without a GPU (with --registers: a compiler), or for wrong usage."
 )
 
 #: The name of the kernel that `attention` runs.
@@ -187,7 +187,7 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.registers:
         return _registers()
-    if reason := why_not_here() or why_missing("tqdm"):
+    if reason := why_not_here():
         print(reason, file=sys.stderr)
         return 2
     import cupy

@@ -87,15 +87,19 @@ def _to_numpy(array: Any) -> Any:
 def _float64_blocks(inputs: Inputs) -> Iterator[tuple[slice, Any]]:
     """Rows at the start, in the middle and at the end of the last head of the last batch, in float64.
 
-    A causal block of rows that ends at ``stop`` is the bottom-right aligned problem of those rows and ``stop`` keys.
+    Rows up to ``end`` are the bottom-right aligned problem of those rows and ``end`` keys, if they see no key beyond.
     """
-    size = inputs.cell.seqlen
+    cell = inputs.cell
+    size, (left, right) = cell.seqlen, cell.bounds
+    anywhere = left is None and right is None and not cell.alibi  # no row knows its place
+    heads = {name: _to_numpy(inputs.options[name][-1:]) for name in ("sink", "alibi_slopes") if name in inputs.options}
     for stop in sorted({min(_BLOCK, size), (size + _BLOCK) // 2 if size > _BLOCK else size, size}):
         rows = slice(max(0, stop - _BLOCK), stop)
-        keys = slice(0, stop if inputs.cell.causal else size)
-        q = _to_numpy(inputs.q[-1:, rows, -1:])
-        k, v = (_to_numpy(x[-1:, keys, -1:]) for x in (inputs.k, inputs.v))
-        yield rows, dense.attention(q, k, v, causal=inputs.cell.causal)[0]
+        end = size if right is None else min(size, stop + right)
+        q = _to_numpy(inputs.q[-1:, rows.start : stop if anywhere else end, -1:])
+        k, v = (_to_numpy(x[-1:, :end, -1:]) for x in (inputs.k, inputs.v))
+        exact, _ = dense.attention(q, k, v, **(inputs.options | heads))
+        yield rows, exact[:, : stop - rows.start]
 
 
 def check_all(contestants: Sequence[Contestant], inputs: Inputs) -> dict[str, Check]:

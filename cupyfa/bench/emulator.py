@@ -19,7 +19,7 @@ import numpy as np
 
 from cupyfa import emulate
 from cupyfa.bench.harness import Spread
-from cupyfa.bench.usage import count, why_missing
+from cupyfa.bench.usage import count
 from cupyfa.compiler import compile_ptx
 from cupyfa.emulate import Prepared
 from cupyfa.emulator import _core
@@ -33,8 +33,8 @@ __all__ = ["DESCRIPTION", "Figure", "add_arguments", "format_table", "long_text"
 
 #: Of the command, for its help.
 DESCRIPTION = (
-    "Speed of the emulator, on one core. Exit status: 0; 1 if a target is missed; 2 without a compiler or the "
-    "extra `bench`, or for wrong usage."
+    "Speed of the emulator, on one core. Exit status: 0; 1 if a target is missed; 2 without a compiler, or for wrong "
+    "usage."
 )
 
 #: batch, seqlen_q, seqlen_k, heads, head_dim
@@ -229,9 +229,6 @@ def run(options: argparse.Namespace) -> int:
     int
         Exit status, as in :data:`DESCRIPTION`.
     """
-    if reason := why_missing("tqdm"):
-        print(reason, file=sys.stderr)
-        return 2
     try:
         figures = measure(options.rounds)
     except CompileError as error:

@@ -13,7 +13,18 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Contestant", "Spread", "Timer", "Timing", "first_line", "interleave", "order", "ratio", "time_on_gpu"]
+__all__ = [
+    "Contestant",
+    "Spread",
+    "Timer",
+    "Timing",
+    "first_line",
+    "interleave",
+    "order",
+    "ratio",
+    "time_in_turn",
+    "time_on_gpu",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +175,38 @@ def interleave(
     batch_seconds: float = 0.010,
     calls: int | None = None,
 ) -> dict[str, Timing]:
+    """Time every contestant of one problem once in each round.
+
+    Parameters
+    ----------
+    contestants : sequence of Contestant
+        Who takes part, each under a name of its own.
+    rounds, timer, batch_seconds, calls
+        As for :func:`time_in_turn`.
+
+    Returns
+    -------
+    dict
+        Name to Timing; the figures of one round stand at one index.
+    """
+    timings = time_in_turn(contestants, rounds, timer, batch_seconds=batch_seconds, calls=calls)
+    return {contestant.name: timing for contestant, timing in zip(contestants, timings, strict=True)}
+
+
+def time_in_turn(
+    contestants: Sequence[Contestant],
+    rounds: int,
+    timer: Timer,
+    *,
+    batch_seconds: float = 0.010,
+    calls: int | None = None,
+) -> list[Timing]:
     """Time every contestant once in each round.
 
     Parameters
     ----------
     contestants : sequence of Contestant
-        Who takes part.
+        Who takes part; names do not matter, so several problems may share the rounds.
     rounds : int
         Number of rounds that count; one more goes ahead, for the clocks to settle.
     timer : Callable
@@ -181,11 +218,11 @@ def interleave(
 
     Returns
     -------
-    dict
-        Name to Timing; the figures of one round stand at one index.
+    list of Timing
+        In the order of the contestants; the figures of one round stand at one index.
     """
     if not contestants:
-        return {}
+        return []
     batches = [calls or _calls_for(contestant, timer, batch_seconds) for contestant in contestants]
     seconds: list[list[float]] = [[] for _ in contestants]
     for index in range(-1, rounds):
@@ -193,10 +230,7 @@ def interleave(
             duration = timer(contestants[place], batches[place]) / batches[place]
             if index >= 0:
                 seconds[place].append(duration)
-    return {
-        contestant.name: Timing(batch, tuple(figures))
-        for contestant, batch, figures in zip(contestants, batches, seconds, strict=True)
-    }
+    return [Timing(batch, tuple(figures)) for batch, figures in zip(batches, seconds, strict=True)]
 
 
 def _calls_for(contestant: Contestant, timer: Timer, batch_seconds: float) -> int:

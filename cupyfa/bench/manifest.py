@@ -24,10 +24,11 @@ __all__ = ["CONVENTIONS", "Row", "describe_row", "environment", "write"]
 
 #: The rules of the figures.
 CONVENTIONS = {
-    "flops": "useful: 2*B*H*Sq*Sk*(d+dv), causal halved; dense_equivalent: not halved; scheduled: whole tiles",
+    "flops": "useful: 2*B*H*Sq*Sk*(d+dv), causal halved, and with a window of the visible keys alone; "
+    "dense_equivalent: without a mask; scheduled: whole tiles",
     "timing_boundary": "CUDA events around a batch of N calls, host overhead overlapped",
     "regime": "interleaved batches of batch_seconds: short ones at high clocks, those of 1 s at what power allows",
-    "inputs": "cupyfa.testing.random_array, approximately N(0, 1), seeds 1, 2, 3; the same arrays for everyone",
+    "inputs": "cupyfa.testing.random_array, about N(0, 1), seeds 1, 2, 3, of a sink 4; the same arrays for everyone",
     "statistic": "median over rounds; a ratio is formed within a round; spread is the smallest and the largest",
     "correctness": f"each element within {LIMIT_TEXT}: sampled rows against float64, everything against the reference",
 }
@@ -57,6 +58,17 @@ class Row:
     timings: Mapping[str, Timing]
     before: Mapping[str, float] | None = None
     after: Mapping[str, float] | None = None
+
+    @property
+    def scheduled_flops(self) -> int | None:
+        """Operations of cupyfa's kernel, which computes whole tiles; None if there is none."""
+        spec = self.spec
+        return None if spec is None else self.cell.scheduled_flops(spec.tile_m, spec.tile_n, spec.head_dim)
+
+    def tflops(self, name: str) -> float | None:
+        """Return the useful TFLOP/s of a contestant; None if it was not timed."""
+        timing = self.timings.get(name)
+        return None if timing is None else self.cell.useful_flops / timing.spread.median / 1e12
 
 
 def _version(distribution: str) -> str | None:
@@ -132,22 +144,23 @@ def _describe_torch() -> dict[str, Any]:
         return {"torch": None, "cudnn": None}
 
 
-def describe_row(row: Row) -> dict[str, Any]:
+def describe_row(row: Row, baseline: str = BASELINE) -> dict[str, Any]:
     """Describe a cell.
 
     Parameters
     ----------
     row : Row
         Its figures.
+    baseline : str
+        The contestant that ratios refer to.
 
     Returns
     -------
     dict
         Ready for JSON.
     """
-    cell, spec = row.cell, row.spec
-    scheduled = None if spec is None else cell.scheduled_flops(spec.tile_m, spec.tile_n, spec.head_dim)
-    baseline = row.timings.get(BASELINE)
+    cell, spec, scheduled = row.cell, row.spec, row.scheduled_flops
+    reference = row.timings.get(baseline)
     contestants: dict[str, Any] = {}
     for name, check in row.checks.items():
         entry: dict[str, Any] = {"correctness": dataclasses.asdict(check), "timing": None}
@@ -158,10 +171,10 @@ def describe_row(row: Row) -> dict[str, Any]:
                 "rounds": len(timing.seconds),
                 "seconds": timing.seconds,
                 **{f"seconds_{key}": value for key, value in dataclasses.asdict(timing.spread).items()},
-                "tflops_useful": cell.useful_flops / median / 1e12,
+                "tflops_useful": row.tflops(name),
                 "tflops_dense_equivalent": cell.dense_flops / median / 1e12,
                 "tflops_scheduled": scheduled / median / 1e12 if name == "cupyfa" and scheduled is not None else None,
-                f"speed_over_{BASELINE}": None if baseline is None else dataclasses.asdict(ratio(timing, baseline)),
+                f"speed_over_{baseline}": None if reference is None else dataclasses.asdict(ratio(timing, reference)),
             }
         contestants[name] = entry
     return {
@@ -177,7 +190,13 @@ def describe_row(row: Row) -> dict[str, Any]:
     }
 
 
-def write(path: str, header: Mapping[str, Any], rows: Sequence[Row], host: Mapping[str, Any] | None) -> None:
+def write(
+    path: str,
+    header: Mapping[str, Any],
+    rows: Sequence[Row],
+    host: Mapping[str, Any] | None,
+    baseline: str = BASELINE,
+) -> None:
     """Write the manifest.
 
     Parameters
@@ -190,11 +209,13 @@ def write(path: str, header: Mapping[str, Any], rows: Sequence[Row], host: Mappi
         The cells.
     host : Mapping or None
         The host cost, if it was measured.
+    baseline : str
+        The contestant that ratios refer to.
     """
     record = {
         "environment": header,
         "conventions": CONVENTIONS,
-        "rows": [describe_row(row) for row in rows],
+        "rows": [describe_row(row, baseline) for row in rows],
         "host_cost": host,
     }
     text = json.dumps(record, indent=2, allow_nan=False)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 import cupyfa
 from cupyfa.bench.harness import Contestant, first_line
 from cupyfa.bench.problems import Inputs
+from cupyfa.bench.torch_arrays import from_torch, tensors
 
-__all__ = ["BASELINE", "PEERS", "Availability", "Peer", "enter", "probe_all", "why_not_here"]
+__all__ = ["BASELINE", "PEERS", "Availability", "Peer", "enter", "invite", "probe_all", "why_not_here"]
 
 #: The peer that the ratio refers to.
 BASELINE = "cuDNN"
@@ -63,6 +63,8 @@ class Peer:
         Names under which its version may be found.
     prepare : Callable
         Makes a Contestant for Inputs of CuPy arrays.
+    takes : frozenset of str
+        Which of the :attr:`Cell.needs <cupyfa.bench.problems.Cell.needs>` it serves.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Peer:
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
     prepare: Callable[[Inputs], Contestant]
+    takes: frozenset[str] = frozenset()
 
     def probe(self) -> Availability:
         """Import the peer and tell its version, or why it is absent."""
@@ -104,24 +107,26 @@ def probe_all(peers: Sequence[Peer]) -> list[Availability]:
     return [peer.probe() for peer in peers]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Arrays. 16-bit integers cross the border: not every pair of versions exchanges bfloat16.
+def invite(peers: Sequence[Peer], names: Sequence[str]) -> tuple[list[Peer], list[Availability]]:
+    """Probe the peers that the user wants.
 
+    Parameters
+    ----------
+    peers : sequence of Peer
+        Who may take part.
+    names : sequence of str
+        Who shall.
 
-def _to_torch(array: Any) -> Any:
-    torch = importlib.import_module("torch")
-    return torch.from_dlpack(array.view(np.int16)).view(getattr(torch, array.dtype.name))
-
-
-def _from_torch(tensor: Any, dtype: Any) -> Any:
-    import cupy
-
-    torch = importlib.import_module("torch")
-    return cupy.from_dlpack(tensor.detach().contiguous().view(torch.int16)).view(dtype)
-
-
-def _tensors(inputs: Inputs) -> tuple[Any, Any, Any]:
-    return _to_torch(inputs.q), _to_torch(inputs.k), _to_torch(inputs.v)
+    Returns
+    -------
+    present : list of Peer
+        Who can.
+    found : list of Availability
+        Of all that were wanted.
+    """
+    invited = [peer for peer in peers if peer.name in names]
+    found = probe_all(invited)
+    return [peer for peer, answer in zip(invited, found, strict=True) if answer.version is not None], found
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -133,12 +138,12 @@ def _prepare_sdpa(inputs: Inputs, name: str, backend: str) -> Contestant:
     sdpa = importlib.import_module("torch.nn.functional").scaled_dot_product_attention
     attention = importlib.import_module("torch.nn.attention")
     chosen = getattr(attention.SDPBackend, backend)
-    q, k, v = (tensor.transpose(1, 2) for tensor in _tensors(inputs))
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors(inputs))
     causal = inputs.cell.causal
     return Contestant(
         name,
         call=lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=inputs.cell.heads_kv is not None),
-        convert=lambda out: _from_torch(out.transpose(1, 2), inputs.q.dtype),
+        convert=lambda out: from_torch(out.transpose(1, 2), inputs.q.dtype),
         context=lambda: attention.sdpa_kernel(chosen),
     )
 
@@ -154,12 +159,12 @@ def _prepare_flash(inputs: Inputs) -> Contestant:
 def _prepare_flash_attn(inputs: Inputs, name: str, module: str) -> Contestant:
     """flash-attn's function on (batch, seqlen, heads, head_dim); some versions return the LSE too."""
     function = importlib.import_module(module).flash_attn_func
-    q, k, v = _tensors(inputs)
+    q, k, v = tensors(inputs)
     causal = inputs.cell.causal
     return Contestant(
         name,
         call=lambda: function(q, k, v, causal=causal),
-        convert=lambda out: _from_torch(out[0] if isinstance(out, tuple) else out, inputs.q.dtype),
+        convert=lambda out: from_torch(out[0] if isinstance(out, tuple) else out, inputs.q.dtype),
     )
 
 
@@ -176,7 +181,7 @@ def _prepare_flashinfer(inputs: Inputs) -> Contestant:
     torch = importlib.import_module("torch")
     flashinfer = importlib.import_module("flashinfer")
     cell = inputs.cell
-    q, k, v = (tensor.reshape(-1, cell.heads, cell.head_dim) for tensor in _tensors(inputs))
+    q, k, v = (tensor.reshape(-1, cell.heads, cell.head_dim) for tensor in tensors(inputs))
     workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=q.device)
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
     indptr = torch.arange(cell.batch + 1, dtype=torch.int32, device=q.device) * cell.seqlen
@@ -186,7 +191,7 @@ def _prepare_flashinfer(inputs: Inputs) -> Contestant:
     return Contestant(
         "FlashInfer",
         call=lambda: wrapper.run(q, k, v),
-        convert=lambda out: _from_torch(out.reshape(cell.shape), inputs.q.dtype),
+        convert=lambda out: from_torch(out.reshape(cell.shape), inputs.q.dtype),
     )
 
 
@@ -225,9 +230,8 @@ def why_not_here() -> str | None:
 
 
 def _own(inputs: Inputs) -> Contestant:
-    q, k, v, out, causal = inputs.q, inputs.k, inputs.v, inputs.out, inputs.cell.causal
-    attention = cupyfa.attention
-    return Contestant("cupyfa", lambda: attention(q, k, v, causal=causal, out=out))
+    q, k, v = inputs.q, inputs.k, inputs.v
+    return Contestant("cupyfa", functools.partial(cupyfa.attention, q, k, v, out=inputs.out, **inputs.options))
 
 
 def enter(inputs: Inputs, peers: Sequence[Peer] | None = None) -> tuple[list[Contestant], dict[str, str]]:
@@ -238,7 +242,7 @@ def enter(inputs: Inputs, peers: Sequence[Peer] | None = None) -> tuple[list[Con
     inputs : Inputs
         The arrays.
     peers : sequence of Peer, optional
-        Those that are present; otherwise they are looked for.
+        Those that are present; otherwise they are looked for. Who does not take the options of the problem is left out.
 
     Returns
     -------
@@ -252,6 +256,8 @@ def enter(inputs: Inputs, peers: Sequence[Peer] | None = None) -> tuple[list[Con
     contestants: list[Contestant] = []
     failed: dict[str, str] = {}
     for peer in peers:
+        if not inputs.cell.needs <= peer.takes:
+            continue
         try:
             contestants.append(peer.prepare(inputs))
         except Exception as error:  # a peer may raise anything

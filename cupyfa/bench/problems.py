@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from cupyfa.oracles.mask import Window, block_range, window_bounds
 from cupyfa.testing import random_array
 
-__all__ = ["Cell", "Inputs", "make_inputs"]
+__all__ = ["Cell", "Inputs", "make_inputs", "share_inputs"]
 
 _NAN_BITS = 0x7FC1  # a NaN in bfloat16 and in float16
+_WHOLE = (None, None)  # no window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Cell:
         ``"bfloat16"`` or ``"float16"``.
     heads_kv : int or None
         Key/value heads; None: as many as query heads.
+    window_size : tuple of int or None
+        How many keys left and right of its own a query sees; None for no bound.
+    softcap : float or None
+        What scores are capped at; None for no cap.
+    sink, alibi : bool
+        Whether heads have a further logit, or slopes.
     """
 
     head_dim: int
@@ -38,6 +47,10 @@ class Cell:
     causal: bool
     dtype: str = "bfloat16"
     heads_kv: int | None = None
+    window_size: Window = _WHOLE
+    softcap: float | None = None
+    sink: bool = False
+    alibi: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -45,13 +58,81 @@ class Cell:
         return self.batch, self.seqlen, self.heads, self.head_dim
 
     @property
+    def shape_kv(self) -> tuple[int, int, int, int]:
+        """The shape of k and v."""
+        return self.batch, self.seqlen, self.heads_kv or self.heads, self.head_dim
+
+    @property
+    def bounds(self) -> Window:
+        """How far a query sees to the left and to the right, causal or not; None for no bound."""
+        return window_bounds(self.causal, self.window_size)
+
+    @property
+    def mask(self) -> str:
+        """``full``, ``causal`` or the sides of the window."""
+        left, right = self.bounds
+        if left is None and not right:
+            return "full" if right is None else "causal"
+        return ", ".join("all" if side is None else str(side) for side in (left, right))
+
+    @property
+    def modifiers(self) -> str:
+        """What changes the scores, or nothing."""
+        named = {f"softcap {self.softcap or 0:g}": self.softcap is not None, "sink": self.sink, "ALiBi": self.alibi}
+        return ", ".join(name for name, there in named.items() if there)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a contestant has to support beside the causal mask: some of window, softcap, sink and alibi."""
+        needed = {
+            "window": self.window_size != _WHOLE,
+            "softcap": self.softcap is not None,
+            "sink": self.sink,
+            "alibi": self.alibi,
+        }
+        return frozenset(name for name, there in needed.items() if there)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of ``attention`` that are not arrays."""
+        options: dict[str, Any] = {"causal": self.causal}
+        if self.window_size != _WHOLE:
+            options["window_size"] = self.window_size
+        if self.softcap is not None:
+            options["softcap"] = self.softcap
+        return options
+
+    @property
+    def warmup_call(self) -> dict[str, Any]:
+        """The call as :func:`cupyfa.warmup` takes it."""
+        return {
+            "q": self.shape,
+            "k": self.shape_kv,
+            "dtype": _dtype(self),
+            "sink": self.sink,
+            "alibi_slopes": self.alibi,
+            **self.options,
+        }
+
+    @property
     def dense_flops(self) -> int:
         """Operations without a mask: 2 * B * H * Sq * Sk * (d + dv)."""
         return 2 * self.batch * self.heads * self.seqlen * self.seqlen * (self.head_dim + self.head_dim)
 
     @property
+    def visible_pairs(self) -> int:
+        """Pairs of a query and a key that it sees, in one head."""
+        left, right = self.bounds
+        row = np.arange(self.seqlen)
+        begin = np.zeros_like(row) if left is None else np.maximum(0, row - left)
+        end = np.full_like(row, self.seqlen) if right is None else np.minimum(self.seqlen, row + right + 1)
+        return int((end - begin).sum())
+
+    @property
     def useful_flops(self) -> int:
-        """Operations that count: the dense ones, halved where the mask is causal."""
+        """Operations that count: the dense ones, halved where the mask is causal; in a window those of visible keys."""
+        if self.window_size != _WHOLE:
+            return 4 * self.head_dim * self.batch * self.heads * self.visible_pairs
         return self.dense_flops // 2 if self.causal else self.dense_flops
 
     def scheduled_flops(self, tile_m: int, tile_n: int, tile_d: int) -> int:
@@ -68,16 +149,18 @@ class Cell:
             Tiles that the mask leaves, times their operations.
         """
         steps = 0
-        for end in range(tile_m, self.seqlen + tile_m, tile_m):
-            keys = min(end, self.seqlen) if self.causal else self.seqlen
-            steps += -(-keys // tile_n)
+        for begin in range(0, self.seqlen, tile_m):
+            lengths = (self.seqlen, self.seqlen)
+            blocks = block_range(begin, begin + tile_m, *lengths, tile_n, self.causal, self.window_size)
+            steps += blocks.end - blocks.first
         return 2 * self.batch * self.heads * steps * tile_m * tile_n * 2 * tile_d
 
     def __str__(self) -> str:
         """Return the problem on one line."""
-        mask = "causal" if self.causal else "full"
         heads = f"H{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv else "")
-        return f"{self.dtype} d{self.head_dim} {mask} S{self.seqlen} B{self.batch} {heads}"
+        mask = self.mask if self.mask in ("full", "causal") else f"window ({self.mask})"
+        parts = [self.dtype, f"d{self.head_dim}", mask, f"S{self.seqlen}", f"B{self.batch}", heads, self.modifiers]
+        return " ".join(part for part in parts if part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +175,8 @@ class Inputs:
         (batch, seqlen, heads, head_dim), nearly N(0, 1).
     out : array
         Where cupyfa writes; full of NaN at first.
+    sink, alibi_slopes : array or None
+        (heads,), float32, where the problem has them.
     """
 
     cell: Cell
@@ -99,6 +184,18 @@ class Inputs:
     k: Any
     v: Any
     out: Any
+    sink: Any = None
+    alibi_slopes: Any = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of ``attention``, without those that are not set."""
+        arrays = {"sink": self.sink, "alibi_slopes": self.alibi_slopes}
+        return self.cell.options | {name: array for name, array in arrays.items() if array is not None}
+
+
+def _dtype(cell: Cell) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if cell.dtype == "bfloat16" else np.float16)
 
 
 def make_inputs(cell: Cell, xp: Any) -> Inputs:
@@ -114,11 +211,35 @@ def make_inputs(cell: Cell, xp: Any) -> Inputs:
     Returns
     -------
     Inputs
-        Random q, k, v and a poisoned out.
+        Random q, k, v and a poisoned out; a random sink and the customary slopes, 2^(-8/heads), 2^(-16/heads), ...
     """
-    dtype = np.dtype(ml_dtypes.bfloat16 if cell.dtype == "bfloat16" else np.float16)
-    shape_kv = (cell.batch, cell.seqlen, cell.heads_kv or cell.heads, cell.head_dim)
-    q, k, v = (random_array(s, dtype, seed, xp=xp) for seed, s in enumerate((cell.shape, shape_kv, shape_kv), start=1))
-    out = xp.empty(cell.shape, dtype)
-    out.view(np.uint16)[...] = _NAN_BITS
-    return Inputs(cell, q, k, v, out)
+    return share_inputs([cell], xp)[0]
+
+
+def share_inputs(cells: Sequence[Cell], xp: Any) -> list[Inputs]:
+    """Make the arrays of problems that differ in their masks and modifiers of scores.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        At least one problem; all of one shape and dtype.
+    xp : module
+        ``cupy`` or ``numpy``.
+
+    Returns
+    -------
+    list of Inputs
+        In the same order, with the same q, k and v; the rest as by :func:`make_inputs`, each its own.
+    """
+    shapes = (cells[0].shape, cells[0].shape_kv, cells[0].shape_kv)
+    q, k, v = (random_array(shape, _dtype(cells[0]), seed, xp=xp) for seed, shape in enumerate(shapes, start=1))
+    inputs = []
+    for cell in cells:
+        out = xp.empty(cell.shape, q.dtype)
+        out.view(np.uint16)[...] = _NAN_BITS
+        sink = random_array((cell.heads,), np.float32, 4, xp=xp) if cell.sink else None
+        slopes = None
+        if cell.alibi:
+            slopes = xp.asarray(np.exp2(-8 * np.arange(1, cell.heads + 1) / cell.heads).astype(np.float32))
+        inputs.append(Inputs(cell, q, k, v, out, sink, slopes))
+    return inputs

@@ -13,13 +13,24 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from .mask import visible, weighted_sum
-from .violations import check_range
+from .mask import Window, visible, weighted_sum, window_bounds
+from .violations import ContractViolation, check_range
 
-__all__ = ["SCORE_BUDGET", "attention", "check_shapes", "head_groups", "resolve_scale", "row_chunks", "same_precision"]
+__all__ = [
+    "SCORE_BUDGET",
+    "attention",
+    "check_shapes",
+    "check_softcap",
+    "head_groups",
+    "per_head",
+    "resolve_scale",
+    "row_chunks",
+    "same_precision",
+]
 
 Array = npt.NDArray[np.floating]
 Index = npt.NDArray[np.intp]
+_LOG2_E = math.log2(math.e)
 
 # Scores held at a time (elements). 2**22 float64 scores are 32 MiB: small beside any input worth testing.
 SCORE_BUDGET = 2**22
@@ -77,6 +88,71 @@ def check_shapes(q: Array, k: Array, v: Array) -> None:
     heads_q, heads_kv = q.shape[2], k.shape[2]
     if heads_q and (not heads_kv or heads_q % heads_kv):
         raise ValueError(f"attention: q has {heads_q} heads, which is no multiple of the {heads_kv} heads of k")
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Raise ValueError unless the scores can be capped so (0x01).
+
+    Parameters
+    ----------
+    softcap : float or None
+        Positive and finite, or None for no cap.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ContractViolation(f"attention: softcap is {softcap}; it must be positive and finite, or None")
+
+
+def per_head(
+    name: str, values: Array | None, batch: int, heads: int, dtype: type, *, of_batch: bool = False
+) -> Array | None:
+    """Return a value for each batch and head (0x01).
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for the message.
+    values : numpy.ndarray or None
+        Shape ``(heads,)``, or with `of_batch` also ``(batch, heads)``.
+    batch, heads : int
+        Numbers of the problem.
+    dtype : type
+        Type of the result.
+    of_batch : bool, optional
+        Whether batches may differ.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        A view of shape ``(batch, heads)``; None if there are no values.
+
+    Raises
+    ------
+    ValueError
+        If the shape is another one.
+
+    Examples
+    --------
+    >>> per_head("sink", np.array([1.0, 2.0]), 3, 2, np.float32).shape
+    (3, 2)
+    """
+    if values is None:
+        return None
+    shapes = [(heads,), (batch, heads)][: 1 + of_batch]
+    if values.shape not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ContractViolation(f"attention: {name} has shape {values.shape}; it must be {wanted}")
+    return np.broadcast_to(values.astype(dtype), (batch, heads))
+
+
+def _distance(seqlen_q: int, seqlen_k: int, rows: slice) -> npt.NDArray[np.intp]:
+    """Return how far each key is from the key that is aligned with the row: ``(rows, seqlen_k)``."""
+    diagonal = np.arange(seqlen_q)[rows] + (seqlen_k - seqlen_q)
+    return np.abs(diagonal[:, None] - np.arange(seqlen_k))
 
 
 def head_groups(
@@ -138,12 +214,21 @@ def row_chunks(seqlen_q: int, elements_per_row: int) -> Iterator[slice]:
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, softmax_scale: float | None = None, causal: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (None, None),
+    softcap: float | None = None,
+    sink: Array | None = None,
+    alibi_slopes: Array | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Compute attention in float64, the reference of every test.
 
     ``out = softmax(softmax_scale * q @ k.T + mask) @ v`` and ``lse = log(sum(exp(softmax_scale * q @ k.T + mask)))``
-    (specification 0x01; arXiv 2407.08608, section 2.1).
+    (specification 0x01; arXiv 2407.08608, section 2.1). The options act in this order: softcap, ALiBi, mask, sink.
 
     Parameters
     ----------
@@ -157,23 +242,33 @@ def attention(
         Factor on the scores, ``1 / sqrt(head_dim)`` by default. May be 0 or negative.
     causal : bool, optional
         Bottom-right aligned causal mask.
+    window_size : tuple of int or None, optional
+        How many keys left and right of its diagonal a query sees, see `cupyfa.oracles.mask.window_bounds`.
+    softcap : float, optional
+        Scores become ``softcap * tanh(score / softcap)``; they are already scaled.
+    sink : numpy.ndarray, optional
+        Shape ``(heads_q,)``: a further logit of each row, which has no value; finite, or -inf for none.
+    alibi_slopes : numpy.ndarray, optional
+        Shape ``(heads_q,)`` or ``(batch, heads_q)``: scores lose so much for every key that lies between theirs and
+        the diagonal, after the cap.
 
     Returns
     -------
     out : numpy.ndarray
         float64, shape ``(batch, seqlen_q, heads_q, head_dim_v)``; 0 in rows that see no key.
     lse : numpy.ndarray
-        float64, shape ``(batch, heads_q, seqlen_q)``, natural logarithm; -inf in rows that see no key.
+        float64, shape ``(batch, heads_q, seqlen_q)``, natural logarithm; in rows that see no key the sink, or -inf.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit each other.
+        If the shapes do not fit each other, or an option is none.
 
     Notes
     -----
-    A NaN score, or one of +inf, makes its whole row NaN, the lse included. A row whose scores are all -inf counts as
-    one that sees no key. Keys behind the mask never contribute, NaN and infinite ones included.
+    A NaN score, or one of +inf, makes its whole row NaN, the lse included; a softcap makes infinite scores finite. A
+    row whose scores are all -inf counts as one that sees no key. Keys behind the mask never contribute, NaN and
+    infinite ones included.
 
     Examples
     --------
@@ -182,31 +277,58 @@ def attention(
     >>> out, lse = attention(q, k, v)
     >>> out.item(), lse.item() == math.log(2)
     (0.5, True)
+    >>> out, lse = attention(q, k, v, sink=np.zeros(1))
+    >>> round(out.item(), 3), lse.item() == math.log(3)
+    (0.333, True)
     """
     check_shapes(q, k, v)
+    check_softcap(softcap)
     scale = resolve_scale(softmax_scale, q.shape[3])
+    slopes = per_head("alibi_slopes", alibi_slopes, q.shape[0], q.shape[2], np.float64, of_batch=True)
+    sinks = per_head("sink", sink, q.shape[0], q.shape[2], np.float64)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype=np.float64)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, dtype=np.float64)
+    bounds = window_bounds(causal, window_size)
     if k.shape[1] == 0:
-        return out, lse
+        return out, lse if sinks is None else np.maximum(lse, sinks[..., None])
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for b, h, Q, K, V in head_groups(q, k, v, np.float64, SCORE_BUDGET):
             for rows in row_chunks(q.shape[1], len(b) * k.shape[1]):
-                seen = visible(q.shape[1], k.shape[1], causal, rows) if causal else None
+                seen = None
+                if bounds != (None, None):
+                    seen = visible(q.shape[1], k.shape[1], causal, rows, window_size)
                 S = np.matmul(Q[:, rows], K.swapaxes(1, 2)) * scale
+                if softcap is not None:
+                    S = softcap * np.tanh(S / softcap)
+                if slopes is not None:
+                    S -= slopes[b, h][:, None, None] * _distance(q.shape[1], k.shape[1], rows)
                 if seen is not None:
                     S = np.where(seen, S, -np.inf)
                 m = S.max(axis=-1, keepdims=True)
+                if sinks is not None:
+                    m = np.maximum(m, sinks[b, h][:, None, None])
                 # A row without any finite score: subtract 0, so that exp gives 0 and not exp(-inf + inf) = NaN.
-                P = np.exp(S - np.where(np.isneginf(m), 0.0, m))
+                reference = np.where(np.isneginf(m), 0.0, m)
+                P = np.exp(S - reference)
                 total = P.sum(axis=-1, keepdims=True)
+                if sinks is not None:
+                    total += np.exp(sinks[b, h][:, None, None] - reference)
                 out[b, rows, h] = weighted_sum(P, V, seen) / np.where(total == 0, 1.0, total)
                 lse[b, h, rows] = (m + np.log(total))[..., 0]
     return out, lse
 
 
 def same_precision(
-    q: Array, k: Array, v: Array, *, softmax_scale: float | None = None, causal: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (None, None),
+    softcap: float | None = None,
+    sink: Array | None = None,
+    alibi_slopes: Array | None = None,
 ) -> tuple[Array, npt.NDArray[np.float32]]:
     """Compute the plain algorithm at the kernel's precision: the yardstick of unavoidable error (0x01).
 
@@ -223,6 +345,9 @@ def same_precision(
         Factor on the scores, ``1 / sqrt(head_dim)`` by default. Enters as ``float32(softmax_scale * log2(e))``.
     causal : bool, optional
         Bottom-right aligned causal mask.
+    window_size, softcap, sink, alibi_slopes : optional
+        As for `attention`. ``P`` is relative to the largest score of a key: relative to a larger sink, float16 would
+        lose what float32 keeps.
 
     Returns
     -------
@@ -234,7 +359,7 @@ def same_precision(
     Raises
     ------
     ValueError
-        If the shapes do not fit each other.
+        If the shapes do not fit each other, or an option is none.
 
     Examples
     --------
@@ -244,24 +369,45 @@ def same_precision(
     (dtype('float16'), dtype('float32'), 1.0)
     """
     check_shapes(q, k, v)
+    check_softcap(softcap)
     dtype = q.dtype
-    scale_log2 = np.float32(resolve_scale(softmax_scale, q.shape[3]) * math.log2(math.e))
+    scale = resolve_scale(softmax_scale, q.shape[3])
+    # With a softcap the argument of tanh, else a logit.
+    factor = np.float32(scale * _LOG2_E if softcap is None else scale / softcap)
+    slopes = per_head("alibi_slopes", alibi_slopes, q.shape[0], q.shape[2], np.float32, of_batch=True)
+    sinks = per_head("sink", sink, q.shape[0], q.shape[2], np.float32)
+    zero, one, ln2, log2_e = np.float32(0), np.float32(1), np.float32(math.log(2)), np.float32(_LOG2_E)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, dtype=np.float32)
+    bounds = window_bounds(causal, window_size)
     if k.shape[1] == 0:
-        return out, lse
-    zero, one, ln2 = np.float32(0), np.float32(1), np.float32(math.log(2))
+        return out, lse if sinks is None else np.maximum(lse, sinks[..., None])
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, SCORE_BUDGET):
             for rows in row_chunks(q.shape[1], len(b) * k.shape[1]):
-                seen = visible(q.shape[1], k.shape[1], causal, rows) if causal else None
-                S = np.matmul(Q[:, rows], K.swapaxes(1, 2)) * scale_log2
+                seen = None
+                if bounds != (None, None):
+                    seen = visible(q.shape[1], k.shape[1], causal, rows, window_size)
+                S = np.matmul(Q[:, rows], K.swapaxes(1, 2)) * factor
+                if softcap is not None:
+                    S = np.float32(softcap * _LOG2_E) * np.tanh(S)
+                if slopes is not None:
+                    distance = _distance(q.shape[1], k.shape[1], rows).astype(np.float32)
+                    S -= (slopes[b, h] * log2_e)[:, None, None] * distance
                 if seen is not None:
                     S = np.where(seen, S, np.float32(-np.inf))
                 m = S.max(axis=-1, keepdims=True)
                 P = np.exp2(S - np.where(np.isneginf(m), zero, m))
                 total = P.sum(axis=-1, keepdims=True)
                 O = weighted_sum(P.astype(dtype).astype(np.float32), V, seen)
+                if sinks is not None:
+                    # The larger one of maximum and sink is what the sum is relative to from here on.
+                    sink_log2 = (sinks[b, h] * log2_e)[:, None, None]
+                    top = np.maximum(m, sink_log2)
+                    reference = np.where(np.isneginf(top), zero, top)
+                    shrink = np.exp2(m - reference)
+                    O, total = O * shrink, total * shrink + np.exp2(sink_log2 - reference)
+                    m = top
                 out[b, rows, h] = (O / np.where(total == 0, one, total)).astype(dtype)
                 lse[b, h, rows] = ((m + np.log2(total)) * ln2)[..., 0]
     return out, lse

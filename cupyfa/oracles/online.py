@@ -12,9 +12,9 @@ What still differs:
   tensor core adds several at a time and truncates. A row has one running sum here, the kernel eight, one for each sum
   of a block that decides in `SpeculativeSoftmax`. It adds the blocks that an `OnlineSoftmax` or a correction takes in
   to them term by term, and may contract the first product and sum of each into an fma.
-* exp2 and log2 are good to about an ulp of float32 here; the GPU approximates them to about 2**-22. It also flushes
-  subnormal numbers to 0.
-* The fma of a score is rounded to float64 and then to float32: half an ulp off in about one of 2**29 cases.
+* exp2, log2 and reciprocals are good to about an ulp of float32 here; the GPU approximates them to about 2**-22. It
+  also flushes subnormal numbers to 0.
+* An fma is rounded to float64 and then to float32: half an ulp off in about one of 2**29 cases.
 * An unseen key adds nothing to the output here, whatever its value is; to rows that see another key the GPU adds
   ``0 * value``, which is NaN where the value is NaN or infinite.
 """
@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .dense import check_shapes, head_groups, resolve_scale
-from .mask import TileMask, weighted_sum
+from .dense import check_shapes, check_softcap, head_groups, per_head, resolve_scale
+from .mask import TileMask, Window, weighted_sum, window_bounds
 from .softmax import OnlineSoftmax, SpeculativeSoftmax
 from .violations import check_range
 
@@ -40,6 +41,7 @@ Float32Array = npt.NDArray[np.float32]
 # Scores of one step over all the heads that are worked on together: they stay in a core's cache.
 _STEP_BUDGET = 2**18
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+_LOG2_E = math.log2(math.e)
 
 
 def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
@@ -65,25 +67,70 @@ def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
     return x.astype(dtype).astype(np.float32)
 
 
+def _fma(a: Float32Array | np.float32, b: Float32Array, c: Float32Array | np.float32) -> Float32Array:
+    """Return ``a * b + c``: float64 holds the product exactly."""
+    result: Float32Array = (a * b.astype(np.float64) + c).astype(np.float32)
+    return result
+
+
+@dataclass(frozen=True)
+class _ScoreMod:
+    """What makes logits of the raw scores of some heads: by itself, or as the scale of the softmax."""
+
+    scale: float
+    softcap: float | None
+    slopes: Float32Array | None  # (heads, 1, 1)
+
+    @property
+    def _scale_log2(self) -> np.float32:
+        """What makes logits in base 2 of the scores, capped or not; the sign of the scale is in Q."""
+        scale = abs(self.scale) if self.softcap is None else 2 * self.softcap
+        # A scale of 0 becomes the smallest number: scores still vanish against it, but a masked score stays -inf.
+        return np.float32(max(scale * _LOG2_E, _SMALLEST_SCALE))
+
+    @property
+    def scale_of_softmax(self) -> np.float32:
+        """What the softmax scales by: 1 where it gets logits."""
+        return self._scale_log2 if self.slopes is None else np.float32(1)
+
+    @property
+    def shift(self) -> np.float32:
+        """By how much the softmax' logits are too small: natural."""
+        return np.float32(self.softcap or 0)
+
+    def apply(self, scores: Float32Array, mask: TileMask, j: int) -> Float32Array:
+        """Return what the softmax gets of block `j` where it is not masked."""
+        if self.softcap is not None:
+            # c tanh(x) - c = -2 c / (exp(2 x) + 1), which is 0 or -2 c once the exponential is infinite or 0.
+            e = np.exp2(scores * np.float32(2 * _LOG2_E * abs(self.scale) / self.softcap))
+            scores = np.float32(1) / (np.float32(-1) - e)
+        if self.slopes is None:
+            return scores
+        distance = np.abs(mask.keys(j) - mask.diagonal[:, None]).astype(np.float32)
+        return _fma(-(self.slopes * np.float32(_LOG2_E)), distance, scores * self._scale_log2)
+
+
 def _mainloop(
     softmax: OnlineSoftmax | SpeculativeSoftmax,
     Q: Float32Array,
     K: list[Float32Array],
     V: list[Float32Array],
     mask: TileMask,
+    score_mod: _ScoreMod,
     dtype: npt.DTypeLike,
 ) -> Float32Array:
     """Return the unnormalised output of a tile: ``Q`` is (heads, rows, d); ``K[j]``, ``V[j]`` are (heads, keys, d)."""
     blocks = mask.blocks
     O = np.zeros((*Q.shape[:-1], V[0].shape[-1]), dtype=np.float32)
     for j in reversed(range(blocks.first, blocks.end)):
-        scores = Q @ K[j].swapaxes(-1, -2)
-        if j >= blocks.full:
+        masked = j >= blocks.full or j < blocks.low
+        scores = score_mod.apply(Q @ K[j].swapaxes(-1, -2), mask, j)
+        if masked:
             scores = mask.apply(scores, j)
         scores, shrink = softmax.update(scores)
         O *= shrink
         P = round_to(scores, dtype)
-        O += weighted_sum(P, V[j], mask.block(j) if j >= blocks.full else None)
+        O += weighted_sum(P, V[j], mask.block(j) if masked else None)
     return O
 
 
@@ -91,28 +138,27 @@ def _consume(
     Q: Float32Array,
     K: Float32Array,
     V: Float32Array,
-    scale: float,
-    causal: bool,
+    score_mod: _ScoreMod,
+    sink: Float32Array | None,
     tiles: tuple[int, int],
     dtype: npt.DTypeLike,
+    make_mask: Callable[[int, int], TileMask],
     make_softmax: Callable[[tuple[int, ...], np.float32], OnlineSoftmax | SpeculativeSoftmax],
 ) -> tuple[Array, Float32Array]:
-    """Work through the query tiles of some heads; every array is (heads, seqlen, d)."""
+    """Work through the query tiles of some heads; every array is (heads, seqlen, d), and `sink` is (heads, 1, 1)."""
     (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n) = Q.shape, K.shape[1], tiles
-    if scale < 0:
+    if score_mod.scale < 0:
         Q = -Q
-    # A scale of 0 becomes the smallest number: scores still vanish against it, but a masked score stays -inf.
-    scale_log2 = np.float32(max(abs(scale) * math.log2(math.e), _SMALLEST_SCALE))
     K_blocks = [K[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
     V_blocks = [V[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
     out = np.empty((heads, seqlen_q, V.shape[-1]), dtype=dtype)
     lse = np.empty((heads, seqlen_q), dtype=np.float32)
     for row in range(0, seqlen_q, tile_m):
         rows = slice(row, min(row + tile_m, seqlen_q))
-        mask = TileMask(rows.start, rows.stop, seqlen_q, seqlen_k, tile_n, causal)
-        softmax = make_softmax((heads, rows.stop - rows.start), scale_log2)
-        O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, mask, dtype)
-        inverse, lse[:, rows] = softmax.finish()
+        softmax = make_softmax((heads, rows.stop - rows.start), score_mod.scale_of_softmax)
+        O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, make_mask(rows.start, rows.stop), score_mod, dtype)
+        inverse, shifted = softmax.finish(None if sink is None else sink - score_mod.shift)
+        lse[:, rows] = shifted + score_mod.shift
         out[:, rows] = (O * inverse).astype(dtype)
     return out, lse
 
@@ -124,6 +170,10 @@ def attention(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: Window = (None, None),
+    softcap: float | None = None,
+    sink: Array | None = None,
+    alibi_slopes: Array | None = None,
     out: Array | None = None,
     lse: Float32Array | None = None,
     tile_m: int = 128,
@@ -135,8 +185,10 @@ def attention(
     """Compute attention as the kernel does, block by block (0x01).
 
     Scores are ``q @ k.T``, or ``-q @ k.T`` for a negative scale; ``exp2`` replaces ``exp``, with the factor
-    ``float32(abs(softmax_scale) * log2(e))`` in its argument. ``P`` is rounded to the input type before it multiplies
-    ``v``; the row sum takes the unrounded values.
+    ``float32(abs(softmax_scale) * log2(e))`` in its argument. With a softcap, scores become ``(tanh(x) - 1) / 2``
+    before the mask, and that factor ``float32(2 * softcap * log2(e))``: the softmax does not see the shift, and the lse
+    gets it back at the end. With slopes, scores become logits in base 2, and the factor is 1. ``P`` is rounded to the
+    input type before it multiplies ``v``; the row sum takes the unrounded values, and a sink joins it at the end.
 
     Parameters
     ----------
@@ -150,6 +202,8 @@ def attention(
         Factor on the scores, ``1 / sqrt(head_dim)`` by default. May be 0 or negative.
     causal : bool, optional
         Bottom-right aligned causal mask.
+    window_size, softcap, sink, alibi_slopes : optional
+        As for `cupyfa.oracles.dense.attention`.
     out : numpy.ndarray, optional
         Written in place and returned if given: shape ``(batch, seqlen_q, heads_q, head_dim_v)``, type of `q`, any
         strides. It must not overlap an input.
@@ -169,18 +223,21 @@ def attention(
     out : numpy.ndarray
         Type of `q`; 0 in rows that see no key.
     lse : numpy.ndarray
-        float32, natural logarithm; -inf in rows that see no key.
+        float32, natural logarithm; in rows that see no key the sink, or -inf.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit each other.
+        If the shapes do not fit each other, or an option is none.
 
     Notes
     -----
     NaN and infinities behave as in `cupyfa.oracles.dense.attention`, except for a score of -inf under a scale of 0,
     which counts as masked where ``0 * -inf`` is NaN, and for an infinity in V whose probability rounds to 0:
     ``0 * inf`` is NaN. arXiv 2407.08608, algorithm 1.
+
+    A capped score errs by about ``2**-23 * softcap`` even where it is small, because it is taken relative to the cap:
+    from 1e4 on, that shows in the output.
 
     Examples
     --------
@@ -191,13 +248,16 @@ def attention(
     """
     check_shapes(q, k, v)
     check_range("attention", 1, tile_m=tile_m, tile_n=tile_n)
+    check_softcap(softcap)
+    window_bounds(causal, window_size)
     (batch, seqlen_q, heads_q, head_dim), seqlen_k = q.shape, k.shape[1]
+    slopes = per_head("alibi_slopes", alibi_slopes, batch, heads_q, np.float32, of_batch=True)
+    sinks = per_head("sink", sink, batch, heads_q, np.float32)
     out = _result("out", out, (batch, seqlen_q, heads_q, v.shape[3]), q.dtype)
     lse = _result("lse", lse, (batch, heads_q, seqlen_q), np.dtype(np.float32))
-    if seqlen_k == 0:
-        out[...] = 0
-        lse[...] = -np.inf
-        return out, lse
+
+    def make_mask(begin: int, end: int) -> TileMask:
+        return TileMask(begin, end, seqlen_q, seqlen_k, tile_n, causal, window_size)
 
     def make_softmax(shape: tuple[int, ...], scale_log2: np.float32) -> OnlineSoftmax | SpeculativeSoftmax:
         if speculative:
@@ -207,9 +267,21 @@ def attention(
     scale = resolve_scale(softmax_scale, head_dim)
     elements = _group_size(seqlen_q, seqlen_k, tile_m, tile_n)
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+        if seqlen_k == 0:
+            out[...] = 0
+            _, lse[...] = OnlineSoftmax(lse.shape, 1.0).finish(_columns(sinks))
+            return out, lse
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
-            out[b, :, h], lse[b, h] = _consume(Q, K, V, scale, causal, (tile_m, tile_n), q.dtype, make_softmax)
+            score_mod = _ScoreMod(scale, softcap, _columns(slopes, b, h))
+            out[b, :, h], lse[b, h] = _consume(
+                Q, K, V, score_mod, _columns(sinks, b, h), (tile_m, tile_n), q.dtype, make_mask, make_softmax
+            )
     return out, lse
+
+
+def _columns(values: Array | None, *pairs: npt.NDArray[np.intp]) -> Array | None:
+    """Return the values of some (batch, head) pairs, all by default, for all rows and keys: ``(..., 1, 1)``."""
+    return None if values is None else values[pairs][..., None, None]
 
 
 def _group_size(seqlen_q: int, seqlen_k: int, tile_m: int, tile_n: int) -> int:

@@ -19,6 +19,7 @@ __all__ = ["OnlineSoftmax", "SpeculativeSoftmax"]
 Float32Array = npt.NDArray[np.float32]
 
 _LN2 = np.float32(math.log(2))
+_LOG2_E = np.float32(math.log2(math.e))
 # The accumulator layout of WGMMA: a warp has 16 of a warpgroup's 64 rows. Four threads share a row, and each of them
 # has two neighbouring columns of every eight.
 _WARP_ROWS = 16
@@ -61,11 +62,21 @@ class _Softmax:
         exponents -= reference
         return exponents.astype(np.float32)
 
-    def _finish(self, reference: Float32Array, empty: npt.NDArray[np.bool_]) -> tuple[Float32Array, Float32Array]:
+    def _finish(
+        self, reference: Float32Array, empty: npt.NDArray[np.bool_], sink: Float32Array | None
+    ) -> tuple[Float32Array, Float32Array]:
         """Return the factor that normalises O, and the lse."""
+        zero, one = np.float32(0), np.float32(1)
+        sink_log2 = np.float32(-np.inf) if sink is None else sink * _LOG2_E
+        # The sink may be the larger one: relative to it nothing overflows, and a row without keys has it as its lse.
+        maximum = np.fmax(reference, sink_log2)
+        origin = np.where(np.isneginf(maximum), zero, maximum)
+        shrink = np.exp2(reference - origin)  # without a sink 1
+        product = self.sum.astype(np.float64) * shrink
+        total: Float32Array = (product + np.exp2(sink_log2 - origin)).astype(np.float32)  # an fma
         # The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
-        inverse: Float32Array = np.where(empty, self.sum, np.float32(1) / np.where(empty, np.float32(1), self.sum))
-        lse = (reference + np.log2(self.sum)) * _LN2  # without keys: -inf + -inf
+        inverse: Float32Array = np.where(empty, self.sum, shrink * (one / np.where(empty, one, total)))
+        lse = (maximum + np.log2(total)) * _LN2  # without keys and sink: -inf + -inf
         return inverse, lse[..., 0]
 
 
@@ -138,18 +149,23 @@ class OnlineSoftmax(_Softmax):
         self.sum = self.sum * shrink + scores.sum(axis=-1, keepdims=True)
         return scores, shrink
 
-    def finish(self) -> tuple[Float32Array, Float32Array]:
+    def finish(self, sink: Float32Array | None = None) -> tuple[Float32Array, Float32Array]:
         """Close the rows.
+
+        Parameters
+        ----------
+        sink : numpy.ndarray, optional
+            float32, broadcast to ``(..., rows, 1)``: a further logit, a natural one, that has no value; -inf for none.
 
         Returns
         -------
         inverse : numpy.ndarray
             float32, ``(..., rows, 1)``: the factor that normalises O; 0 for a row without keys.
         lse : numpy.ndarray
-            float32, ``(..., rows)``, natural logarithm; -inf for a row without keys.
+            float32, ``(..., rows)``, natural logarithm; for a row without keys the sink, or -inf.
         """
         # Told by the maximum: a sum that has vanished otherwise must not pass for "no key".
-        return self._finish(self.scaled(self.maximum), np.isneginf(self.maximum))
+        return self._finish(self.scaled(self.maximum), np.isneginf(self.maximum), sink)
 
 
 class SpeculativeSoftmax(_Softmax):
@@ -277,15 +293,20 @@ class SpeculativeSoftmax(_Softmax):
         probabilities[..., on_fma] = np.where(np.isnan(clamped), clamped, exp2_polynomial(clamped))
         return probabilities
 
-    def finish(self) -> tuple[Float32Array, Float32Array]:
+    def finish(self, sink: Float32Array | None = None) -> tuple[Float32Array, Float32Array]:
         """Close the rows.
+
+        Parameters
+        ----------
+        sink : numpy.ndarray, optional
+            As of `OnlineSoftmax.finish`.
 
         Returns
         -------
         inverse, lse : numpy.ndarray
             As of `OnlineSoftmax.finish`.
         """
-        return self._finish(self.reference, np.isneginf(self.reference))
+        return self._finish(self.reference, np.isneginf(self.reference), sink)
 
 
 def _whole_warps(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

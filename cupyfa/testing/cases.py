@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from cupyfa.testing.inputs import random_array
 
@@ -63,8 +64,15 @@ class Case:
         Standard deviation of q and k; v always has 1.
     head_dim_v : int or None
         head_dim of v and out; None is that of q and k.
+    window_size : tuple of int or None
+        How many keys left and right of its diagonal a query sees; None for no bound.
+    softcap : float or None
+        What scores are capped at; None for no cap.
+    sink, alibi : bool
+        Whether heads have a further logit, or slopes; `options` has the values.
     options : dict
-        The keyword arguments that the oracles take: softmax_scale and causal.
+        The keyword arguments that the oracles take: softmax_scale and causal, and those of window_size, softcap, sink
+        and alibi_slopes that are set.
     np_dtype : numpy.dtype
         The data type as an object.
     id : str
@@ -84,6 +92,10 @@ class Case:
     layout: str = "BSHD"
     amplitude: float = 1.0
     head_dim_v: int | None = None
+    window_size: tuple[int | None, int | None] = (None, None)
+    softcap: float | None = None
+    sink: bool = False
+    alibi: bool = False
 
     @property
     def id(self) -> str:
@@ -96,8 +108,17 @@ class Case:
             "" if self.softmax_scale is None else f"scale{self.softmax_scale:g}",
             "" if self.amplitude == 1.0 else f"amp{self.amplitude:g}",
             "" if self.layout == "BSHD" else self.layout,
+            "" if self.window_size == (None, None) else "w{},{}".format(*self._window_name),
+            "" if self.softcap is None else f"cap{self.softcap:g}",
+            "sink" if self.sink else "",
+            "alibi" if self.alibi else "",
         ]
         return "-".join(part for part in parts if part)
+
+    @property
+    def _window_name(self) -> list[str]:
+        """The sides of the window, as they are read."""
+        return ["inf" if side is None else str(side) for side in self.window_size]
 
     @property
     def np_dtype(self) -> np.dtype[Any]:
@@ -107,7 +128,48 @@ class Case:
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments that the oracles take."""
-        return {"softmax_scale": self.softmax_scale, "causal": self.causal}
+        options: dict[str, Any] = {"softmax_scale": self.softmax_scale, "causal": self.causal}
+        if self.window_size != (None, None):
+            options["window_size"] = self.window_size
+        if self.softcap is not None:
+            options["softcap"] = self.softcap
+        if self.sink:
+            options["sink"] = self._sink()
+        if self.alibi:
+            options["alibi_slopes"] = self._slopes()
+        return options
+
+    def options_on(self, xp: Any) -> dict[str, Any]:
+        """Return `options` for a kernel.
+
+        Parameters
+        ----------
+        xp : module
+            ``numpy`` or ``cupy``.
+
+        Returns
+        -------
+        dict
+            `options`, with arrays of `xp`.
+        """
+        return {
+            name: xp.asarray(value) if isinstance(value, np.ndarray) else value for name, value in self.options.items()
+        }
+
+    def _sink(self) -> npt.NDArray[np.float32]:
+        """Return a logit for each head: some beside which keys count little, and one that is none."""
+        logits: npt.NDArray[np.float32] = random_array((self.heads_q,), np.float32, seed=1)
+        logits[1::3] = 6.0
+        if self.heads_q >= 4:
+            logits[3] = -np.inf
+        return logits
+
+    def _slopes(self) -> npt.NDArray[np.float32]:
+        """Return the customary slopes; with an even number of batches each has its own: those of the next head."""
+        slopes = np.exp2(-8.0 * np.arange(1, self.heads_q + 1) / self.heads_q).astype(np.float32)
+        if self.batch % 2 or not self.batch:
+            return slopes
+        return np.stack([np.roll(slopes, -b) for b in range(self.batch)])
 
     def make_inputs(self, seed: int = 0, xp: Any = np) -> tuple[Any, Any, Any]:
         """Make q, k and v, contiguous in the order of `layout`.
@@ -291,6 +353,129 @@ def _wide() -> Iterator[Case]:
     yield Case("wide", 1, 2, 3, 65_537, 1, 8, "float16", False)
 
 
+# Of every kernel tile one; each in one type, to compile few kernels.
+_TILES = [
+    (64, None, "float16"),
+    (96, None, "bfloat16"),
+    (128, None, "bfloat16"),
+    (192, None, "float16"),
+    (192, 128, "bfloat16"),
+    (256, None, "bfloat16"),
+]
+
+
+def _window() -> Iterator[Case]:
+    """Keys left, right, or on both sides of the diagonal, for every kernel tile.
+
+    Shows a side that is off by one or belongs to the other one, a first block that is not the one with the first key, a
+    mask left out on one end of a block with two, a diagonal aligned at the top, rows or whole tiles without a key that
+    wait for one, and a count of blocks that still starts at 0.
+    """
+    shapes = itertools.cycle([(150, 275), (275, 150), (260, 260)])
+    for head_dim, head_dim_v, dtype in _TILES:
+        for causal, window in [(False, (100, None)), (False, (None, 37)), (False, (70, 45)), (True, (90, None))]:
+            sizes = (1, *next(shapes), 2, 1, head_dim, dtype, causal)
+            yield Case("window", *sizes, head_dim_v=head_dim_v, window_size=window)
+    # The first row's keys begin and end one before, at, or one after the edge of a block.
+    for (head_dim, head_dim_v, dtype), size in zip(_TILES, (128, 192, 128, 80, 96, 64), strict=True):
+        for side in (size - 1, size, size + 1):
+            sk = 140 + 2 * size
+            yield Case("window", 1, 140, sk, 1, 1, head_dim, dtype, head_dim_v=head_dim_v, window_size=(side, side))
+    for sq, sk in [(200, 200), (150, 300), (300, 150)]:  # one key
+        yield Case("window", 1, sq, sk, 2, 1, 128, "bfloat16", window_size=(0, 0))
+    yield Case("window", 1, 200, 200, 2, 1, 64, "float16", True, window_size=(0, None))
+    yield Case("window", 1, 200, 230, 2, 1, 64, "float16", window_size=(1000, 1000))
+    yield Case("window", 1, 200, 230, 2, 1, 128, "bfloat16", True, window_size=(1000, None))
+    # Rows without a key, whole tiles of them, and no key at all.
+    yield Case("window", 2, 513, 130, 3, 1, 64, "float16", window_size=(20, 30))
+    yield Case("window", 2, 513, 130, 3, 1, 128, "bfloat16", True, window_size=(20, None))
+    yield Case("window", 1, 300, 1, 2, 2, 128, "bfloat16", True, window_size=(5, None))
+    yield Case("window", 2, 130, 0, 4, 2, 64, "float16", window_size=(5, 5))
+    # Few of many blocks.
+    yield Case("window", 1, 65, 3000, 2, 1, 128, "bfloat16", window_size=(33, 7))
+    yield Case("window", 1, 130, 3000, 2, 1, 64, "float16", True, window_size=(1000, None))
+    yield Case("window", 1, 1, 1500, 8, 2, 128, "bfloat16", True, window_size=(127, None))
+    # Several tiles per thread block.
+    yield Case("window", 24, 140, 160, 12, 4, 64, "float16", True, window_size=(50, None))
+    yield Case("window", 16, 129, 129, 16, 4, 128, "bfloat16", window_size=(40, 20))
+
+
+def _softcap() -> Iterator[Case]:
+    """Caps that scores hardly feel, and scores far beyond them.
+
+    Shows an exponential whose overflow became NaN, a cap before the scale or after the mask (masked keys at ``-c``
+    count), a negative scale whose sign was lost, and a tanh that is too coarse.
+    """
+    for cap, (head_dim, dtype), amplitude in itertools.product(
+        (15.0, 50.0), ((64, "float16"), (128, "bfloat16")), (8.0, 30.0)
+    ):
+        causal = (cap == 15.0) == (amplitude == 8.0)
+        yield Case("softcap", 1, 150, 275, 2, 1, head_dim, dtype, causal, amplitude=amplitude, softcap=cap)
+    for head_dim, head_dim_v, dtype in _TILES:
+        yield Case("softcap", 1, 150, 275, 2, 1, head_dim, dtype, True, head_dim_v=head_dim_v, softcap=30.0)
+    for scale in (-1.0, 0.0):
+        yield Case("softcap", 1, 180, 301, 2, 1, 64, "float16", False, scale, softcap=15.0)
+        yield Case("softcap", 1, 180, 301, 2, 1, 128, "bfloat16", True, scale, softcap=50.0)
+    yield Case("softcap", 1, 300, 70, 2, 1, 128, "bfloat16", True, softcap=15.0)
+    yield Case("softcap", 1, 3, 600, 2, 1, 64, "float16", False, softcap=1.0)
+
+
+def _sink() -> Iterator[Case]:
+    """One more logit in each row, which has no value.
+
+    Shows a sink in base 2, or scaled like a score; one of another head, or of the key head; one that was taken for a
+    key and is missing where there is none, or that rows without a key divide by; and an infinite one that became NaN.
+    """
+    for head_dim, head_dim_v, dtype in _TILES:
+        yield Case("sink", 2, 150, 275, 4, 2, head_dim, dtype, True, head_dim_v=head_dim_v, sink=True)
+    for head_dim, dtype in ((64, "float16"), (128, "bfloat16")):
+        yield Case("sink", 2, 300, 70, 4, 1, head_dim, dtype, True, sink=True)
+        yield Case("sink", 1, 128, 2, 4, 2, head_dim, dtype, amplitude=8.0, sink=True)
+        yield Case("sink", 1, 257, 391, 4, 2, head_dim, dtype, True, amplitude=8.0, sink=True)
+        yield Case("sink", 2, 130, 0, 5, 1, head_dim, dtype, sink=True)
+    yield Case("sink", 2, 70, 150, 14, 2, 64, "float16", sink=True)
+    yield Case("sink", 1, 200, 333, 21, 7, 128, "bfloat16", layout="BHSD", sink=True)
+    yield Case("sink", 1, 180, 301, 4, 4, 128, "bfloat16", False, 0.0, sink=True)
+    yield Case("sink", 1, 180, 301, 4, 4, 64, "float16", True, -1.0, sink=True)
+
+
+def _alibi() -> Iterator[Case]:
+    """Scores that fall with the distance from the diagonal: hardly for some heads, by a factor in every key for others.
+
+    Shows a diagonal aligned at the top, a distance that is positive on one side and negative on the other, the slope of
+    another head or batch, one in the wrong base or scaled like a score, and a maximum taken before it.
+    """
+    for (head_dim, dtype), causal in itertools.product(((64, "float16"), (128, "bfloat16")), (False, True)):
+        for sq, sk in [(150, 275), (275, 150)]:
+            yield Case("alibi", 1 + (sq < sk), sq, sk, 4, 2, head_dim, dtype, causal, alibi=True)
+    for head_dim, head_dim_v, dtype in _TILES[3:]:
+        yield Case("alibi", 1, 150, 275, 2, 1, head_dim, dtype, True, head_dim_v=head_dim_v, alibi=True)
+    yield Case("alibi", 1, 70, 150, 64, 8, 64, "float16", alibi=True)
+    yield Case("alibi", 3, 70, 150, 9, 3, 128, "bfloat16", True, layout="BHSD", alibi=True)
+    yield Case("alibi", 1, 257, 391, 4, 2, 64, "float16", True, amplitude=8.0, alibi=True)
+    yield Case("alibi", 1, 65, 2000, 8, 2, 128, "bfloat16", alibi=True)
+    yield Case("alibi", 1, 180, 301, 4, 4, 128, "bfloat16", False, 0.0, alibi=True)
+    yield Case("alibi", 1, 180, 301, 4, 4, 64, "float16", True, -0.125, alibi=True)
+
+
+def _mixed() -> Iterator[Case]:
+    """Windows, caps, sinks and slopes together.
+
+    Shows steps in another order than cap, slope, mask and sink, and an argument that took the place of another one.
+    """
+    every: dict[str, Any] = {"window_size": (60, 20), "softcap": 15.0, "sink": True, "alibi": True}
+    for pair, (dtype, _) in zip(itertools.combinations(every, 2), _toggles(), strict=False):
+        options = {name: every[name] for name in pair}
+        yield Case("mixed", 2, 150, 275, 4, 2, 128 if dtype == "bfloat16" else 64, dtype, **options)
+    for head_dim, head_dim_v, dtype in _TILES:
+        yield Case("mixed", 1, 150, 275, 6, 2, head_dim, dtype, head_dim_v=head_dim_v, amplitude=8.0, **every)
+    for dtype, layout in itertools.product(_DTYPES, ("BSHD", "BHSD")):
+        causal: dict[str, Any] = every | {"window_size": (90, None), "softcap": 50.0}
+        yield Case("mixed", 2, 140, 203, 6, 1, 128, dtype, True, layout=layout, **causal)
+    yield Case("mixed", 2, 300, 70, 4, 1, 64, "float16", True, -1.0, **every)
+    yield Case("mixed", 2, 513, 130, 3, 1, 128, "bfloat16", **every)
+
+
 #: The attention problems that every kernel is held to: over 150, cheap enough for a float64 oracle on two cores.
 CASES: tuple[Case, ...] = tuple(
     itertools.chain(
@@ -306,5 +491,10 @@ CASES: tuple[Case, ...] = tuple(
         _layout(),
         _amplitude(),
         _wide(),
+        _window(),
+        _softcap(),
+        _sink(),
+        _alibi(),
+        _mixed(),
     )
 )

@@ -58,6 +58,11 @@ def _check_specials(actual: npt.NDArray[Any], expected: npt.NDArray[Any], what: 
             _fail(what, text + f"got {actual[index]}, reference {expected[index]}", index, context)
 
 
+#: The GPU takes numbers below 2**-126 for 0, among them the factor 1/sum of a row whose sink is that much larger than
+#: all else: then its output, up to that times V, is gone.
+_FLUSHED = 2.0**-123
+
+
 def _check_bound(
     actual: npt.NDArray[Any], expected: npt.NDArray[Any], bound: npt.NDArray[Any], rule: str, what: str, context: object
 ) -> None:
@@ -133,7 +138,7 @@ def assert_close(
     yardstick = np.where(comparable & np.isfinite(same64), np.abs(same64 - reference), 0.0)
     if not have.size:
         return
-    step = ulp(reference, dtype)
+    step = ulp(reference, dtype) + _FLUSHED
     rule = f"{factor} * max|same precision - reference| + 1 ulp"
     _check_bound(have64, reference, factor * yardstick.max() + step, rule, what, context)
     if row_factor is not None:
@@ -143,8 +148,10 @@ def assert_close(
         _check_bound(have64, reference, row_bound, rule, what, context)
 
 
-def score_magnitude(q: Any, k: Any, softmax_scale: float | None = None) -> npt.NDArray[np.float64]:
-    """Bound every partial sum of the scaled scores of each row: ``|scale| * |q_i| * max_j |k_j|``.
+def score_magnitude(
+    q: Any, k: Any, softmax_scale: float | None = None, softcap: float | None = None
+) -> npt.NDArray[np.float64]:
+    """Bound every partial sum of the scaled scores of each row: ``|scale| * |q_i| * max_j |k_j|``, and the softcap.
 
     Parameters
     ----------
@@ -152,6 +159,8 @@ def score_magnitude(q: Any, k: Any, softmax_scale: float | None = None) -> npt.N
         ``(batch, seqlen, heads, head_dim)``. Elements that are NaN or infinite are left out.
     softmax_scale : float, optional
         ``1 / sqrt(head_dim)`` by default.
+    softcap : float, optional
+        Added to the bound: a capped score is a difference of numbers up to twice as large, however small it is itself.
 
     Returns
     -------
@@ -173,7 +182,7 @@ def score_magnitude(q: Any, k: Any, softmax_scale: float | None = None) -> npt.N
     magnitude = np.zeros(rows.shape)
     if rows.size and keys.size:
         longest_key = np.repeat(keys.max(axis=-1), rows.shape[1] // keys.shape[1], axis=1)
-        magnitude += scale * rows * longest_key[:, :, None]
+        magnitude += scale * rows * longest_key[:, :, None] + (softcap or 0.0)
     return magnitude
 
 
@@ -214,6 +223,11 @@ def assert_lse_close(
       the partial sum at each of the head_dim / 16 steps, always toward zero. Partial sums of random products stay
       within about ``3 / sqrt(head_dim)`` of ``|q| * |k|``; over the steps that makes, in units of
       ``2**-23 * |scale| * |q| * |k|``, ``3 * sqrt(head_dim) / 16``, or 3 at head_dim 256. The factor 2**-21 allows 4.
+    * A softcap c makes no error of a score larger, but computes ``-2 c / (e + 1) + c``. With 2**-22 for the approximate
+      exp2, 2**-23 for the reciprocal and 2**-24 for each of the two sums, all relative, that errs by less than 4 units
+      of ``2**-23 * c``, most where the score is near -c. Hence c is part of the score magnitude.
+    * A window, a sink and slopes need no more: keys are left out, the sink is part of the closing arithmetic, and what
+      a slope takes from a score is small, large in the lse, or made up for by a score as large.
     * Scaling by ``softmax_scale * log2(e)`` in float32, subtracting the maximum, summing terms between 0 and 1, the
       approximate exp2 and log2, and the factor ln 2 make a few units of 2**-23 of ``|lse|``, or of 1 when the lse is
       smaller: 4e-6 is 34 of those.

@@ -1,7 +1,6 @@
 """The benchmark of the emulator, with one round."""
 
 import re
-import sys
 
 import pytest
 from nvrtc_tools import import_nvrtc
@@ -77,9 +76,3 @@ def test_a_kernel_with_a_hazard_is_not_timed(monkeypatch):
 def test_bad_rounds(bench, rounds, capsys):
     assert bench("emulator", "--rounds", rounds) == 2
     assert f"argument --rounds: it is {rounds}; it must be at least 1" in capsys.readouterr().err
-
-
-def test_without_a_progress_bar_it_says_so(bench, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert bench("emulator") == 2
-    assert capsys.readouterr().err == "The benchmark needs tqdm: pip install 'cupyfa[bench]'\n"

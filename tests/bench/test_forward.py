@@ -1,7 +1,6 @@
 """The forward and host benchmarks with fake peers and fake clocks, on NumPy arrays."""
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import sys
@@ -9,11 +8,14 @@ import types
 
 import numpy as np
 import pytest
+from bench.fakes import fake_cupy, install_fake_gpu
 
 from cupyfa.bench import first_call, forward, host, manifest, peers
 from cupyfa.bench.correctness import Check
 from cupyfa.bench.harness import Contestant, Spread, Timing
 from cupyfa.bench.manifest import Row
+from cupyfa.bench.measure import measure as measure_group
+from cupyfa.bench.measure import one_line
 from cupyfa.bench.peers import PEERS, Availability, Peer
 from cupyfa.bench.problems import Cell, make_inputs
 from cupyfa.oracles import dense
@@ -45,7 +47,7 @@ def fake_timer(contestant, calls):
 
 
 def measure(*present):
-    return forward.measure_cell(make_inputs(CELL, np), present, 3, fake_timer)
+    return measure_group([make_inputs(CELL, np)], present, 3, fake_timer)[0]
 
 
 # --- problems ---
@@ -113,7 +115,7 @@ def test_wrong_and_refusing_peers_are_reported_and_not_timed():
     text = "\n".join(forward.format_notes([row], [], HEADER))
     assert "* cuDNN, bfloat16 d16 causal S64 B1 H2: not timed: differs from float64 by" in text
     assert "not timed: RuntimeError: head_dim 16 is not supported" in text
-    assert "WRONG" in forward._one_line(row)
+    assert "WRONG" in one_line(row)
 
 
 def test_a_peer_that_cannot_be_prepared():
@@ -128,7 +130,7 @@ def test_a_peer_that_cannot_be_prepared():
 def test_clocks_are_read_before_and_after():
     readings = iter([{"sm_mhz": 1.0, "power_w": 2.0}, {"sm_mhz": 3.0, "power_w": 4.0}])
     clocks = types.SimpleNamespace(read=lambda: next(readings))
-    row = forward.measure_cell(make_inputs(CELL, np), [], 1, fake_timer, clocks)
+    (row,) = measure_group([make_inputs(CELL, np)], [], 1, fake_timer, clocks)
     assert (row.before["sm_mhz"], row.after["sm_mhz"]) == (1.0, 3.0)
 
 
@@ -243,19 +245,13 @@ def test_host_lines():
 # --- the command line ---
 
 
-@pytest.mark.parametrize("command", ["forward", "ablation", "host", "first-call"])
+@pytest.mark.parametrize("command", ["forward", "ablation", "options", "host", "first-call"])
 def test_without_a_gpu_it_says_so(bench, command, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert bench(command) == 2
     message = capsys.readouterr().err
     assert message.startswith("The benchmark needs a GPU")
     assert len(message.splitlines()) == 1
-
-
-def fake_cupy(capability):
-    device = types.SimpleNamespace(compute_capability=capability)
-    cuda = types.SimpleNamespace(is_available=lambda: capability is not None, Device=lambda: device)
-    return types.SimpleNamespace(cuda=cuda)
 
 
 @pytest.mark.parametrize(
@@ -268,21 +264,11 @@ def test_other_gpus_are_refused(capability, message, monkeypatch):
     assert peers.why_not_here() is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "absent"),
-    [
-        (["forward"], ["tqdm"]),
-        (["forward", "--plot", "bars.png"], ["matplotlib"]),
-        (["forward", "--plot", "bars.png"], ["tqdm", "matplotlib"]),
-        (["ablation"], ["tqdm"]),
-    ],
-)
-def test_the_extra_is_named_before_anything_runs(bench, arguments, absent, monkeypatch, capsys):
+def test_the_extra_is_named_before_anything_runs(bench, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy("90"))
-    for name in absent:
-        monkeypatch.setitem(sys.modules, name, None)
-    assert bench(*arguments) == 2
-    assert capsys.readouterr().err == f"The benchmark needs {' and '.join(absent)}: pip install 'cupyfa[bench]'\n"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert bench("forward", "--plot", "bars.png") == 2
+    assert capsys.readouterr().err == "The benchmark needs matplotlib: pip install 'cupyfa[bench]'\n"
 
 
 def test_first_call_is_made_by_the_command_of_a_new_process(bench, monkeypatch, tmp_path, capsys):
@@ -303,16 +289,9 @@ def test_first_call_is_made_by_the_command_of_a_new_process(bench, monkeypatch, 
 
 def test_whole_run_with_a_fake_gpu(bench, monkeypatch, tmp_path, capsys):
     """Everything but the kernels: NumPy stands for CuPy, a table for the clock."""
-    cupy = fake_cupy("90")
-    cupy.cuda.Device = lambda: types.SimpleNamespace(compute_capability="90", pci_bus_id="0000:01:00.0")
-    cupy.cuda.Stream = types.SimpleNamespace(null=contextlib.nullcontext())
-    for name in ("empty", "arange"):
-        setattr(cupy, name, getattr(np, name))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    install_fake_gpu(monkeypatch)
     monkeypatch.setattr(host, "time_on_host", fake_timer)
-    monkeypatch.setattr(forward.measure_cell, "__defaults__", (fake_timer, None, 0.01))
+    monkeypatch.setattr(measure_group, "__defaults__", (fake_timer, None, 0.01))
     monkeypatch.setattr(first_call, "first_calls", lambda cache: [{"seconds": 0.71}, {"seconds": 0.0271}])
     path = tmp_path / "bench.json"
     arguments = ["--head-dim", "16", "--seqlen", "64", "--tokens", "64", "--hidden", "32", "--json", str(path)]

@@ -12,9 +12,10 @@ import pytest
 from cupyfa.bench import clocks as clocks_module
 from cupyfa.bench.clocks import Clocks
 from cupyfa.bench.correctness import LIMIT, agree, check_all
-from cupyfa.bench.harness import Contestant, Spread, Timing, first_line, interleave, order, ratio
-from cupyfa.bench.problems import Cell, make_inputs
+from cupyfa.bench.harness import Contestant, Spread, Timing, first_line, interleave, order, ratio, time_in_turn
+from cupyfa.bench.problems import Cell, make_inputs, share_inputs
 from cupyfa.oracles import dense, online
+from cupyfa.oracles.mask import visible
 
 SMALL = Cell(head_dim=16, seqlen=200, batch=2, heads=2, causal=True)
 
@@ -38,6 +39,54 @@ def test_scheduled_flops_count_whole_tiles():
     assert dataclasses.replace(full, causal=True).scheduled_flops(128, 128, 64) * 4 == full.dense_flops * 3
     # A ragged length: 2 x 2 tiles of 128 for 130 x 130.
     assert dataclasses.replace(full, seqlen=130).scheduled_flops(128, 128, 64) == full.dense_flops
+
+
+WINDOWS = [(5, 0), (0, 0), (70, 70), (3, None), (None, 0), (None, 40), (300, 300)]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("seqlen", [1, 128, 200])
+def test_flops_of_a_window_are_those_of_visible_keys(seqlen, window):
+    cell = Cell(head_dim=16, seqlen=seqlen, batch=3, heads=5, causal=False, window_size=window)
+    seen = visible(seqlen, seqlen, False, window_size=window)
+    assert cell.visible_pairs == seen.sum()
+    assert cell.useful_flops == 3 * 5 * seen.sum() * 2 * (16 + 16)
+    tile_m, tile_n = 32, 48
+    tiles = [
+        seen[row : row + tile_m, key : key + tile_n].any()
+        for row in range(0, seqlen, tile_m)
+        for key in range(0, seqlen, tile_n)
+    ]
+    assert cell.scheduled_flops(tile_m, tile_n, 32) == 3 * 5 * sum(tiles) * tile_m * tile_n * 2 * (32 + 32)
+
+
+def test_causal_cuts_a_window():
+    cell = Cell(head_dim=16, seqlen=100, batch=1, heads=1, causal=True, window_size=(7, 7))
+    assert cell.useful_flops == dataclasses.replace(cell, causal=False, window_size=(7, 0)).useful_flops
+    assert cell.mask == "7, 0"
+
+
+def test_problem_in_words():
+    assert str(SMALL) == "bfloat16 d16 causal S200 B2 H2"
+    windowed = dataclasses.replace(SMALL, window_size=(64, 0), softcap=50.0, sink=True, alibi=True, heads_kv=1)
+    assert str(windowed) == "bfloat16 d16 window (64, 0) S200 B2 H2/1 softcap 50, sink, ALiBi"
+    assert windowed.needs == {"window", "softcap", "sink", "alibi"}
+    assert SMALL.needs == frozenset()
+    masks = {(None, None): "full", (None, 0): "causal", (3, None): "3, all", (None, 2): "all, 2", (0, 0): "0, 0"}
+    plain = dataclasses.replace(SMALL, causal=False)
+    assert {window: dataclasses.replace(plain, window_size=window).mask for window in masks} == masks
+
+
+def test_problems_of_one_shape_share_their_arrays():
+    cells = [SMALL, dataclasses.replace(SMALL, causal=False, sink=True, alibi=True, softcap=3.0)]
+    plain, modified = share_inputs(cells, np)
+    assert (plain.q is modified.q, plain.k is modified.k, plain.v is modified.v) == (True, True, True)
+    assert plain.out is not modified.out
+    assert plain.options == {"causal": True}
+    assert set(modified.options) == {"causal", "softcap", "sink", "alibi_slopes"}
+    assert modified.sink.shape == modified.alibi_slopes.shape == (2,)
+    assert modified.alibi_slopes.tolist() == [2**-4, 2**-8]
+    assert np.array_equal(make_inputs(cells[1], np).q, plain.q)
 
 
 def test_inputs_are_random_and_out_is_poisoned():
@@ -142,6 +191,34 @@ def test_every_length_can_be_checked(seqlen):
     assert check_all([plain(inputs)], inputs)["plain"].passed
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window_size": (20, 0)},
+        {"window_size": (30, 30)},
+        {"window_size": (None, 9)},
+        {"window_size": (9, None)},
+        {"softcap": 0.5},
+        {"sink": True},
+        {"alibi": True},
+        {"alibi": True, "window_size": (50, 10), "softcap": 1.0, "sink": True},
+    ],
+    ids=str,
+)
+def test_who_leaves_an_option_out_is_found(options):
+    cell = dataclasses.replace(SMALL, seqlen=300, causal=False, heads_kv=1, **options)
+    inputs = make_inputs(cell, np)
+    arrays = inputs.q, inputs.k, inputs.v
+
+    def contestant(name, **options):
+        return Contestant(name, lambda: dense.same_precision(*arrays, **options)[0])
+
+    without = [contestant(name, **{k: v for k, v in inputs.options.items() if k != name}) for name in inputs.options]
+    checks = check_all([*without, contestant("right", **inputs.options)], inputs)
+    assert [name for name, check in checks.items() if check.passed] == ["causal", "right"]
+    assert checks["right"].share < 0.7
+
+
 # --- timing ---
 
 
@@ -197,6 +274,14 @@ def test_interleave_with_fixed_calls_and_with_nobody():
     assert interleave([Contestant("a", lambda: None)], 2, timer, calls=2000)["a"].calls == 2000
     assert timer.log == [("a", 2000)] * 3
     assert interleave([], 2, timer) == {}
+
+
+def test_problems_share_rounds_under_equal_names():
+    timer = FakeTimer(a=1e-3)
+    timings = time_in_turn([Contestant("a", lambda: None), Contestant("a", lambda: None)], 3, timer, calls=7)
+    assert len(timer.log) == 2 * 4
+    assert [len(timing.seconds) for timing in timings] == [3, 3]
+    assert time_in_turn([], 2, timer) == []
 
 
 def test_context_holds_during_output():

@@ -16,8 +16,9 @@ from cupyfa.spec import DType, FwdSpec, Scheduler
 CELL = Cell(head_dim=128, seqlen=1024, batch=16, heads=16, causal=True)
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2, causal=True,
-    negate_scores=False, overlap=True, three_stage=False, speculative=True, rescale_threshold=0, exp2_fma=0,
-    pingpong=True, warp_specialized=True, scheduler=Scheduler.PERSISTENT, longest_first=True, setmaxnreg=True,
+    window=False, sink=False, softcap=False, alibi=False, negate_scores=False, overlap=True, three_stage=False,
+    speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=True, warp_specialized=True,
+    scheduler=Scheduler.PERSISTENT, longest_first=True, setmaxnreg=True,
 )  # fmt: skip
 ROW = Row(
     CELL,
@@ -37,7 +38,7 @@ def test_row_has_everything_that_explains_a_figure():
     entry = manifest.describe_row(ROW)
     assert entry["problem"] == {
         "head_dim": 128, "seqlen": 1024, "batch": 16, "heads": 16, "causal": True, "dtype": "bfloat16",
-        "heads_kv": None,
+        "heads_kv": None, "window_size": (None, None), "softcap": None, "sink": False, "alibi": False,
     }  # fmt: skip
     assert entry["spec"] == str(SPEC)
     assert entry["timing_boundary"] == "CUDA events around a batch of N calls, host overhead overlapped"
@@ -74,6 +75,12 @@ def test_row_without_baseline_or_kernel():
     assert entry["spec"] is None
     assert entry["flops"]["scheduled"] is None
     assert entry["contestants"]["cupyfa"]["timing"]["speed_over_cuDNN"] is None
+
+
+def test_the_baseline_may_be_another_one():
+    contestants = manifest.describe_row(ROW, "cupyfa")["contestants"]
+    assert contestants["cuDNN"]["timing"]["speed_over_cupyfa"]["median"] == pytest.approx(0.5)
+    assert "speed_over_cuDNN" not in contestants["cuDNN"]["timing"]
 
 
 def test_manifest_is_strict_json(tmp_path):

@@ -100,7 +100,7 @@ SUBJECTS = (
             *_problems((600, 500, 1), (300, 300, 1), **D64, scores="huge"),
         ),
         causal=True,
-        config=(("tile_m", 192), ("tile_n", 96), PINGPONG),
+        config=(("tile_m", 192), ("tile_n", 96), ("q_stages", 2), PINGPONG),
     ),
     Subject("without overlap", FULL, config=(("overlap", False), ("scheduler", "persistent"), *EXACT)),
     Subject(

@@ -363,7 +363,7 @@ FAULTS = {
     # name: file, pattern, replacement, what shows it: a result, a hazard or a probe
     "O keeps the old frame": (CONSUMER, r"if \(!same_frame\) scale_rows", "if (!S.speculative) scale_rows", "out"),
     "the sum keeps the old frame": (SOFTMAX, r"sum_\[r\]\[c\] \*= shrink.row\[r\];", "", "out"),
-    "the reference is left out of the lse": (SOFTMAX, r"reference_\[r\] \+ ptx::lg2", "ptx::lg2", "lse"),
+    "the reference is left out of the lse": (SOFTMAX, r"close_row\(reference_\[r\]", "close_row(0.f", "lse"),
     "out of range is not seen": (SOFTMAX, r"!__all_sync\([^)]*\)", "false", "out"),
     "a NaN is in range": (
         SOFTMAX,
@@ -406,7 +406,8 @@ FAULTS = {
     "the two P are not swapped": (CONSUMER, r"round\(two, one\)", "round(two, two)", "hazard"),
     "O is rescaled in flight": (
         CONSUMER,
-        r"(if \(j > 0\) k = K_.wait\(\);\s*complete<0>\(O\);[^\n]*\s*release\(v\);)\s*(if \(!same_frame\)[^;]*;)",
+        r"(if \(j > blocks.begin\) k = K_.wait\(\);\s*complete<0>\(O\);[^\n]*\s*release\(v\);)"
+        r"\s*(if \(!same_frame\)[^;]*;)",
         r"\2 \1",
         "hazard",
     ),

@@ -7,7 +7,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'")
 
-from gpu.tools import attention_guarded, host  # noqa: E402
+from gpu.tools import attention_guarded, host, on_device  # noqa: E402
 from hard_scores import FINITE, harden  # noqa: E402
 from twins import assert_lse_of_twin, assert_within_two_ulp  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_kernel_is_its_twin_for_hard_scores(dtype: str, head_dim: int, kind: str
 
 def check(case: Case, Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> None:
     q, k, v = (cupy.asarray(x.view(np.uint16)).view(x.dtype) for x in (Q, K, V))
-    selection = cupyfa.explain(q, k, v, **case.options).selection
+    selection = cupyfa.explain(q, k, v, **{name: on_device(x) for name, x in case.options.items()}).selection
     assert selection is not None
     spec = selection.spec
     result = attention_guarded(q, k, v, **case.options)
@@ -57,4 +57,6 @@ def check(case: Case, Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> None:
         Q, K, V, tile_m=spec.tile_m, tile_n=spec.tile_n, speculative=spec.speculative, **case.options
     )
     assert_within_two_ulp(host(result.out), twin)
-    assert_lse_of_twin(host(result.lse), twin_lse, score_magnitude(Q, K, case.softmax_scale))
+    assert_lse_of_twin(
+        host(result.lse), twin_lse, score_magnitude(Q, K, case.softmax_scale, case.options.get("softcap"))
+    )

@@ -17,7 +17,9 @@ from cupyfa.testing import as_bshd, assert_close, assert_lse_close, guarded_empt
 
 def attention_guarded(q: Any, k: Any, v: Any, *, layout: str = "BSHD", **options: Any) -> cupyfa.AttentionResult:
     """Run the kernel into poisoned, guarded outputs; inputs and canaries must be as they were."""
-    before = [bits(x).copy() for x in (q, k, v)]
+    options = {name: on_device(value) for name, value in options.items()}
+    arrays = {"q": q, "k": k, "v": v} | {name: x for name, x in options.items() if isinstance(x, cupy.ndarray)}
+    before = [bits(x).copy() for x in arrays.values()]
     batch, seqlen_q, heads_q, _ = as_bshd(q, layout).shape
     out = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype, cupy)
     lse = guarded_empty((batch, heads_q, seqlen_q), np.float32, cupy)
@@ -27,7 +29,7 @@ def attention_guarded(q: Any, k: Any, v: Any, *, layout: str = "BSHD", **options
     cupy.cuda.get_current_stream().synchronize()
     out.check("out")
     lse.check("lse")
-    for name, array, old in zip("qkv", (q, k, v), before, strict=True):
+    for (name, array), old in zip(arrays.items(), before, strict=True):
         assert bool((bits(array) == old).all()), f"{name} has changed"
     return result
 
@@ -35,17 +37,23 @@ def attention_guarded(q: Any, k: Any, v: Any, *, layout: str = "BSHD", **options
 def check(q: Any, k: Any, v: Any, out: Any, lse: Any, *, context: object, layout: str = "BSHD", **options: Any) -> None:
     """Hold a result to the oracles; `lse` may be None."""
     Q, K, V, O = (as_bshd(host(x), layout) for x in (q, k, v, out))
+    options = {name: host(value) for name, value in options.items()}
     options = {"softmax_scale": None, "causal": False} | options
     reference, reference_lse = dense.attention(Q, K, V, **options)
     plain, _ = dense.same_precision(Q, K, V, **options)
     assert_close(O, reference, plain, context=context)
     if lse is not None:
-        magnitude = score_magnitude(Q, K, options["softmax_scale"])
+        magnitude = score_magnitude(Q, K, options["softmax_scale"], options.get("softcap"))
         assert_lse_close(host(lse), reference_lse, score_magnitude=magnitude, context=context)
 
 
 def host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else array
+
+
+def on_device(value: Any) -> Any:
+    """An array on the GPU; all else as it is."""
+    return cupy.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 def bits(array: Any) -> Any:

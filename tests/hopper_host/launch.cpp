@@ -45,6 +45,7 @@ struct Thread {
 static ucontext_t machine;
 static Kernel launched;
 static FwdParams params;
+static const float of_all_heads = 1;
 static std::map<std::pair<int, int>, std::unique_ptr<Thread>> threads;  // by CTA and number
 static std::map<int, std::vector<unsigned char>> tiles;  // by CTA
 static Thread* running;
@@ -71,7 +72,7 @@ const unsigned* layout(int spec) { return cupyfa::hopper::kernels[spec].layout; 
 unsigned chunk_address(unsigned panel, int row, int chunk) { return cupyfa::swizzled_chunk(panel, row, chunk); }
 
 /// Prepares a launch; what is left of the one before is forgotten.
-void launch(int spec, unsigned ctas, const unsigned* numbers, unsigned* tile_counter, float* lse) {
+void launch(int spec, unsigned ctas, const int* numbers, unsigned* tile_counter, float* lse) {
   using namespace cupyfa::hopper;
   launched = kernels[spec];
   params = {};
@@ -87,7 +88,10 @@ void launch(int spec, unsigned ctas, const unsigned* numbers, unsigned* tile_cou
   params.heads_per_section = numbers[5];
   params.tiles_m = numbers[6];
   params.tiles = params.heads_total * params.tiles_m;
-  params.scale_log2 = 1;
+  params.last_diagonal = numbers[7];
+  params.first_diagonal = numbers[8];
+  params.scale_log2 = params.softcap_slope = 1;
+  params.sink = params.alibi_slopes = &of_all_heads;
   params.tile_counter = tile_counter;
   params.lse = lse;
   params.lse_stride_row = 1;

@@ -1,5 +1,6 @@
 """The float64 reference against SciPy, and the same-precision yardstick against the reference."""
 
+import itertools
 import math
 
 import ml_dtypes
@@ -56,6 +57,166 @@ def test_matches_scipy(shape_q, shape_k, causal, softmax_scale):
     assert out.dtype == lse.dtype == np.float64
     np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-13, atol=1e-14)
+
+
+def brute_force(
+    q, k, v, *, softmax_scale=None, causal=False, window_size=(None, None), softcap=None, sink=None, alibi_slopes=None
+):
+    """The definition, one key at a time, in float64."""
+    (batch, seqlen_q, heads, _), seqlen_k = q.shape, k.shape[1]
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    out = np.zeros((batch, seqlen_q, heads, v.shape[3]))
+    lse = np.full((batch, heads, seqlen_q), -np.inf)
+    scale = 1 / math.sqrt(q.shape[3]) if softmax_scale is None else softmax_scale
+    left, right = (math.inf if side in (None, -1) else side for side in window_size)
+    for b, h, i in itertools.product(range(batch), range(heads), range(seqlen_q)):
+        kv_head = h // (heads // k.shape[2])
+        diagonal = i + seqlen_k - seqlen_q
+        logits, values = [], []
+        for j in range(seqlen_k):
+            if j < diagonal - left or j > diagonal + (0 if causal else right):
+                continue
+            s = scale * float(q[b, i, h] @ k[b, j, kv_head])
+            if softcap is not None:
+                s = softcap * math.tanh(s / softcap)
+            if alibi_slopes is not None:
+                s -= float(alibi_slopes[h] if alibi_slopes.ndim == 1 else alibi_slopes[b, h]) * abs(diagonal - j)
+            logits.append(s)
+            values.append(v[b, j, kv_head])
+        if sink is not None:
+            logits.append(float(sink[h]))
+            values.append(np.zeros(v.shape[3]))
+        if logits and max(logits) > -math.inf:
+            lse[b, h, i] = scipy.special.logsumexp(logits)
+            out[b, i, h] = scipy.special.softmax(logits) @ np.array(values)
+    return out, lse
+
+
+OPTIONS = {
+    "window_size": [(3, 1), (0, 0), (None, 2), (4, -1)],
+    "softcap": [1.5],
+    "sink": [np.float32([0.5, -np.inf, 40.0, -3.0])],
+    "alibi_slopes": [np.float32([0.5, 0.25, 1, 0]), np.float32([[0.5, 0.25, 1, 0], [0.1, 0.7, 0, 3]])],
+}
+
+
+@pytest.mark.parametrize("lengths", [(9, 13), (13, 5), (7, 7), (4, 0)])
+@pytest.mark.parametrize("softmax_scale", [None, -1.5, 0.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_options_match_brute_force(lengths, causal, softmax_scale):
+    q, k, v = make((2, lengths[0], 4, 8), (2, lengths[1], 2, 8), np.float16, head_dim_v=3)
+    q = q * np.float16(2)
+    for values in itertools.product(*([None, *values] for values in OPTIONS.values())):
+        options = {name: value for name, value in zip(OPTIONS, values, strict=True) if value is not None}
+        options |= {"softmax_scale": softmax_scale, "causal": causal}
+        expected_out, expected_lse = brute_force(q, k, v, **options)
+        out, lse = dense.attention(q, k, v, **options)
+        assert out.dtype == lse.dtype == np.float64
+        np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-13)
+        out, lse = dense.same_precision(*(x.astype(np.float32) for x in (q, k, v)), **options)
+        np.testing.assert_allclose(out, expected_out, rtol=1e-4, atol=3e-6)
+        np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+def test_options_that_change_nothing(oracle):
+    q, k, v = make((2, 20, 4, 8), (2, 20, 2, 8), np.float16)
+    for causal in (False, True):
+        plain = oracle(q, k, v, causal=causal)
+        for options in (
+            {"window_size": (20, 20)},
+            {"window_size": (19, 19)},
+            {"window_size": (-1, None)},
+            {"sink": np.full(4, -np.inf, np.float32)},
+            {"alibi_slopes": np.zeros(4, np.float32)},
+        ):
+            for a, b in zip(oracle(q, k, v, causal=causal, **options), plain, strict=True):
+                np.testing.assert_array_equal(a, b)
+        a, _ = oracle(q, k, v, causal=causal, window_size=(18, 18))
+        assert (a != plain[0]).any()
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+def test_windows_that_are_causal(oracle):
+    q, k, v = make((1, 20, 2, 8), (1, 20, 1, 8), np.float16)
+    causal = oracle(q, k, v, causal=True)
+    for window_size in [(None, 0), (20, 0), (19, 0)]:
+        for a, b in zip(oracle(q, k, v, window_size=window_size), causal, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+@pytest.mark.parametrize(("window_size", "count"), [((6, 0), 7), ((0, 0), 1), ((0, 6), 7), ((1, 2), 4)])
+def test_windows_count_their_own_key(oracle, window_size, count):
+    q, k, v = (np.zeros((1, n, 1, 8), np.float16) for n in (12, 25, 25))
+    v[0, :, 0, 0] = np.arange(25)
+    rows = np.arange(12)[: 12 - window_size[1]]
+    out, lse = oracle(q, k, v, window_size=window_size)
+    np.testing.assert_allclose(lse[0, 0, rows], np.log(count), rtol=1e-6, atol=1e-12)
+    middle = rows + 13 + (window_size[1] - window_size[0]) / 2
+    np.testing.assert_allclose(out[0, rows, 0, 0].astype(float), middle, rtol=1e-3)
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+@pytest.mark.parametrize("score", [5e3, 1e4])
+def test_a_softcap_saturates(oracle, score):
+    q, k, v = (np.zeros((1, n, 1, 8), np.float32) for n in (2, 3, 3))
+    q[0, 0, 0, 0], q[0, 1, 0, 0] = 1, -1
+    k[0, :, 0, 0] = score, -score, np.inf
+    v[0, :, 0, :3] = np.eye(3)
+    out, lse = oracle(q, k, v, softmax_scale=1.0, softcap=50.0)
+    np.testing.assert_allclose(out[0, :, 0, :3], [[0.5, math.exp(-100), 0.5], [0, 1, 0]], rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(lse[0, 0], [50 + math.log(2), 50], rtol=1e-6)
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+@pytest.mark.parametrize("seqlen_k", [0, 2])
+def test_rows_without_keys_have_the_sink_as_their_lse(oracle, seqlen_k):
+    q, k, v = make((2, 5, 3, 8), (2, seqlen_k, 1, 8), np.float16)
+    out, lse = oracle(q, k, v, causal=True, sink=np.float32([0.5, -np.inf, -20]))
+    blind = 5 - seqlen_k
+    assert (out[:, :blind] == 0).all()
+    np.testing.assert_allclose(lse[:, 0, :blind], 0.5, rtol=1e-7)
+    assert np.isneginf(lse[:, 1, :blind]).all()
+    np.testing.assert_allclose(lse[:, 2, :blind], -20, rtol=1e-7)
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+def test_a_huge_sink_overflows_nothing(oracle):
+    q, k, v = make((1, 4, 4, 8), (1, 6, 1, 8), np.float16)
+    out, lse = oracle(q, k, v, sink=np.float32([1e4, 1e38, -1e4, -3e38]))
+    assert (out[:, :, :2] == 0).all()
+    np.testing.assert_allclose(lse[0, :2], [[1e4] * 4, [1e38] * 4], rtol=1e-6)
+    without, lse_without = oracle(q, k, v)
+    np.testing.assert_array_equal(out[:, :, 2:], without[:, :, 2:])
+    np.testing.assert_array_equal(lse[:, 2:], lse_without[:, 2:])
+
+
+def test_the_yardstick_keeps_probabilities_beside_a_large_sink():
+    q, k, v = make((1, 8, 1, 8), (1, 30, 1, 8), np.float16)
+    v = np.abs(v) * np.float16(1000)
+    sink = np.float32([14.0])
+    reference, _ = dense.attention(q, k, v, sink=sink)
+    out, _ = dense.same_precision(q, k, v, sink=sink)
+    np.testing.assert_allclose(out.astype(float), reference, rtol=2e-3)
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_keys_outside_of_the_window_never_reach_a_row(oracle, special):
+    q, k, v = make((1, 12, 2, 8), (1, 12, 2, 8), np.float16)
+    options = {"window_size": (2, 1), "softcap": 5.0, "alibi_slopes": np.float32([0.5, 0.1])}
+    clean, clean_lse = oracle(q, k, v, **options)
+    for bad, name in ((k.copy(), "k"), (v.copy(), "v")):
+        bad[0, 6, 0, 3] = special
+        out, lse = oracle(q, *((bad, v) if name == "k" else (k, bad)), **options)
+        seen = np.isin(np.arange(12), (5, 6, 7, 8))
+        np.testing.assert_array_equal(out[0, ~seen], clean[0, ~seen])
+        np.testing.assert_array_equal(out[0, :, 1], clean[0, :, 1])
+        np.testing.assert_array_equal(lse[0, 0, ~seen], clean_lse[0, 0, ~seen])
+        assert (out[0, seen, 0] != clean[0, seen, 0]).any(axis=1).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -214,6 +375,29 @@ def test_visible_agrees_with_the_rows_that_have_an_lse():
         (lambda: dense.resolve_scale(None, 0), r"head_dim is 0"),
         (lambda: dense.attention(*[np.zeros((1, 2, 1, 0))] * 3), r"head_dim is 0"),
         (lambda: dense.same_precision(*[np.zeros((1, 2, 1))] * 3), r"q has 3 axes"),
+        *(
+            (
+                lambda oracle=oracle, options=options: oracle(*[np.zeros((3, 2, 2, 8), np.float16)] * 3, **options),
+                message,
+            )
+            for oracle, (options, message) in itertools.product(
+                (dense.attention, dense.same_precision),
+                [
+                    ({"softcap": 0.0}, r"^attention: softcap is 0.0; it must be positive and finite, or None$"),
+                    ({"softcap": -1.0}, r"softcap is -1.0"),
+                    ({"softcap": math.inf}, r"softcap is inf"),
+                    ({"softcap": math.nan}, r"softcap is nan"),
+                    ({"sink": np.zeros(3)}, r"^attention: sink has shape \(3,\); it must be \(2,\)$"),
+                    ({"sink": np.zeros((3, 2))}, r"sink has shape \(3, 2\)"),
+                    (
+                        {"alibi_slopes": np.zeros((2, 2))},
+                        r"^attention: alibi_slopes has shape \(2, 2\); it must be \(2,\) or \(3, 2\)$",
+                    ),
+                    ({"alibi_slopes": np.zeros(())}, r"alibi_slopes has shape \(\)"),
+                    ({"window_size": (0, -2)}, r"window_size is \(0, -2\)"),
+                ],
+            )
+        ),
     ],
 )
 def test_bad_input(call, message):

@@ -1,17 +1,27 @@
 """The block arithmetic against the definition of the mask."""
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from cupyfa.oracles.mask import BlockRange, TileMask, block_range, visible, weighted_sum
+from cupyfa.oracles.mask import BlockRange, TileMask, block_range, visible, weighted_sum, window_bounds
 
 LENGTHS = [(1, 1), (5, 2), (2, 5), (7, 7), (16, 40), (40, 16), (33, 64), (64, 33), (3, 0), (100, 1)]
+WINDOWS = [(0, 0), (3, 0), (0, 3), (2, 5), (None, 4), (4, None), (1000, 1000), (-1, 2), (6, -1)]
 
 
-def brute_visible(seqlen_q, seqlen_k, causal):
-    return np.array(
-        [[not causal or j <= i + seqlen_k - seqlen_q for j in range(seqlen_k)] for i in range(seqlen_q)], dtype=bool
-    ).reshape(seqlen_q, seqlen_k)
+def brute_visible(seqlen_q, seqlen_k, causal, window_size=(None, None)):
+    left, right = (math.inf if side in (None, -1) else side for side in window_size)
+    right = 0 if causal else right
+    seen = np.zeros((seqlen_q, seqlen_k), dtype=bool)
+    for i in range(seqlen_q):
+        for j in range(seqlen_k):
+            diagonal = i + seqlen_k - seqlen_q
+            seen[i, j] = diagonal - left <= j <= diagonal + right
+    return seen
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -25,6 +35,106 @@ def test_visible_is_bottom_right(seqlen_q, seqlen_k, causal):
 
 def test_five_queries_two_keys():
     np.testing.assert_array_equal(visible(5, 2, True).sum(axis=1), [0, 0, 0, 1, 2])
+
+
+@pytest.mark.parametrize("window_size", WINDOWS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
+def test_visible_in_a_window(seqlen_q, seqlen_k, causal, window_size):
+    seen = visible(seqlen_q, seqlen_k, causal, window_size=window_size)
+    np.testing.assert_array_equal(seen, brute_visible(seqlen_q, seqlen_k, causal, window_size))
+    np.testing.assert_array_equal(visible(seqlen_q, seqlen_k, causal, slice(1, 4), window_size), seen[1:4])
+
+
+def test_windows_that_are_causal():
+    for window_size in [(None, 0), (-1, 0), (9, 0), (8, 0)]:
+        np.testing.assert_array_equal(visible(9, 9, False, window_size=window_size), visible(9, 9, True))
+    assert not np.array_equal(visible(9, 9, False, window_size=(7, 0)), visible(9, 9, True))
+    np.testing.assert_array_equal(visible(9, 9, True, window_size=(2, 5)), visible(9, 9, False, window_size=(2, 0)))
+
+
+def test_windows_count_their_own_key():
+    for window_size, count in [((4, 0), 5), ((0, 0), 1), ((0, 4), 5), ((2, 3), 6)]:
+        seen = visible(20, 30, False, window_size=window_size)
+        np.testing.assert_array_equal(seen[:16].sum(axis=1), count)
+        assert seen[np.arange(20), np.arange(20) + 10].all()
+    np.testing.assert_array_equal(visible(5, 2, False, window_size=(0, 1)).sum(axis=1), [0, 0, 1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("causal", "window_size", "bounds"),
+    [
+        (False, (None, None), (None, None)),
+        (False, (-1, -1), (None, None)),
+        (True, (None, None), (None, 0)),
+        (True, (-1, 7), (None, 0)),
+        (False, (3, 7), (3, 7)),
+        (True, (3, 0), (3, 0)),
+        (False, [np.int64(3), None], (3, None)),
+    ],
+)
+def test_window_bounds(causal, window_size, bounds):
+    assert window_bounds(causal, window_size) == bounds
+
+
+@pytest.mark.parametrize("window_size", [(-3, 0), (0, -2), (1.0, 0), ("1", None), (1,), (1, 2, 3), None, 4])
+def test_windows_that_are_none(window_size):
+    message = r"^attention: window_size is .*; each side must be an integer >= 0, or None or -1 for no bound$"
+    for call in (
+        lambda: window_bounds(True, window_size),
+        lambda: visible(2, 2, False, window_size=window_size),
+        lambda: block_range(0, 1, 4, 4, 2, False, window_size),
+        lambda: TileMask(0, 1, 4, 4, 2, False, window_size),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match=r"window_size is \(-3, 0\); each"):
+        window_bounds(False, (-3, 0))
+
+
+@st.composite
+def tiles(draw):
+    """A tile of one problem: rows, lengths, tile_n, causal, window."""
+    seqlen_q, seqlen_k = draw(st.integers(1, 40)), draw(st.integers(0, 40))
+    begin = draw(st.integers(0, seqlen_q - 1))
+    end = draw(st.integers(begin + 1, seqlen_q))
+    side = st.one_of(st.none(), st.integers(0, 50))
+    return begin, end, seqlen_q, seqlen_k, draw(st.integers(1, 12)), draw(st.booleans()), (draw(side), draw(side))
+
+
+@settings(deadline=None, derandomize=True, max_examples=1500)
+@given(tiles())
+@example((0, 16, 16, 64, 8, True, (8, None)))
+@example((8, 16, 40, 8, 8, False, (2, 3)))  # the whole tile sees nothing
+@example((0, 16, 16, 16, 8, False, (0, 0)))
+def test_blocks_of_a_window_follow_from_what_is_visible(tile):
+    begin, end, seqlen_q, seqlen_k, tile_n, _, (left, _) = tile
+    rows = brute_visible(seqlen_q, seqlen_k, *tile[5:])[begin:end]
+    blocks = block_range(*tile)
+    assert 0 <= blocks.first <= blocks.low
+    assert blocks.first < blocks.end or blocks.first == blocks.end == 0
+    mask = TileMask(*tile)
+    assert mask.blocks == blocks
+    for n in range(-(-seqlen_k // tile_n)):
+        seen = rows[:, n * tile_n : (n + 1) * tile_n]
+        ragged = seen.shape[1] < tile_n
+        assert seen.any() == (blocks.first <= n < blocks.end)
+        np.testing.assert_array_equal(mask.block(n), seen)
+        if seen.any():
+            assert (n < blocks.low) == (not seen[-1, 0])
+            assert (n >= blocks.full) == (ragged or not seen[0, -1])
+            assert (blocks.low <= n < blocks.full) == (seen.all() and not ragged)
+            scores = np.zeros(seen.shape)
+            masked = mask.apply(scores, n)
+            np.testing.assert_array_equal(masked == 0, seen)
+            assert (masked is scores) == mask.is_whole(n)
+            assert seen.all() or masked is not scores
+    if left is None:
+        assert blocks.first == blocks.low == 0
+    if end == seqlen_q:  # a tile that sticks out below the last row visits the same blocks, and masks as many
+        longer = block_range(begin, end + 5, *tile[2:])
+        assert (longer.first, longer.full, longer.end) == (blocks.first, blocks.full, blocks.end)
+        assert longer.low >= blocks.low
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -56,6 +166,16 @@ def test_block_range_follows_from_visible(seqlen_q, seqlen_k, causal):
         ((256, 384, 300, 1, 128, True), BlockRange(0, 0, 1)),
         ((0, 128, 5, 0, 128, False), BlockRange(0, 0, 0)),
         ((127, 128, 1000, 1000, 128, True), BlockRange(0, 1, 1)),  # row 127 sees block 0 whole and nothing else
+        # Rows 512 to 639: the first one sees keys from 512 - left on, the last one from 639 - left on.
+        ((512, 640, 1024, 1024, 128, True, (256, None)), BlockRange(2, 4, 5, 3)),
+        ((512, 640, 1024, 1024, 128, True, (255, None)), BlockRange(2, 4, 5, 3)),
+        ((512, 640, 1024, 1024, 128, True, (257, None)), BlockRange(1, 4, 5, 3)),
+        ((512, 640, 1024, 1024, 128, True, (383, None)), BlockRange(1, 4, 5, 2)),
+        ((512, 640, 1024, 1024, 128, False, (0, 0)), BlockRange(4, 4, 5, 5)),
+        ((512, 640, 1024, 1024, 128, False, (10, 126)), BlockRange(3, 4, 6, 5)),
+        ((512, 640, 1024, 1024, 128, False, (None, 127)), BlockRange(0, 5, 6, 0)),
+        ((0, 128, 1024, 256, 128, False, (100, 100)), BlockRange(0, 0, 0, 0)),  # sees nothing
+        ((0, 128, 128, 1024, 128, False, (5000, 5000)), BlockRange(0, 8, 8, 0)),
     ],
 )
 def test_block_range_golden(arguments, expected):

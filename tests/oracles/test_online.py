@@ -9,6 +9,7 @@ from hard_scores import KINDS, harden
 
 from cupyfa.oracles import dense, online
 from cupyfa.oracles.exp2.polynomial import exp2_polynomial
+from cupyfa.oracles.float32 import fma_rn
 from cupyfa.oracles.softmax import OnlineSoftmax, SpeculativeSoftmax
 from cupyfa.testing import (
     CASES,
@@ -28,7 +29,7 @@ def check(q, k, v, *, context=None, tile_m=128, tile_n=128, **options):
     """Run the recurrence, exact and speculative, into guarded results and compare them with the dense oracles."""
     reference, reference_lse = dense.attention(q, k, v, **options)
     yardstick, _ = dense.same_precision(q, k, v, **options)
-    magnitude = score_magnitude(q, k, options.get("softmax_scale"))
+    magnitude = score_magnitude(q, k, options.get("softmax_scale"), options.get("softcap"))
     tiles = {"tile_m": tile_m, "tile_n": tile_n}
     results = []
     for speculative in (False, True)[: 1 + (q.dtype in DTYPES)]:
@@ -51,10 +52,17 @@ def inputs(shape_q, shape_k, dtype, seed=0, amplitude=1.0):
 
 
 def sample():
-    """Every third case and the first of each group, without large ones: the whole table is there for kernels."""
+    """Every third case and the first of each group, without large ones: the whole table is there for kernels.
+
+    Cases with options are small: all of them.
+    """
     for n, case in enumerate(CASES):
         first = n == 0 or case.group != CASES[n - 1].group
-        if first or (n % 3 == 0 and case.batch * case.heads_q * case.seqlen_q * case.seqlen_k < 10_000_000):
+        if (
+            first
+            or len(case.options) > 2
+            or (n % 3 == 0 and case.batch * case.heads_q * case.seqlen_q * case.seqlen_k < 10_000_000)
+        ):
             yield case
 
 
@@ -212,6 +220,247 @@ def test_groups_of_heads_do_not_mix(monkeypatch):
             np.testing.assert_allclose(alone[1][0, 0], together[1][b, h], rtol=1e-6, atol=1e-6)
 
 
+# --- Windows, softcap, sink, slopes ---
+
+
+def all_options(heads, sink=2.0):
+    """Every option at once."""
+    slopes = np.exp2(-np.arange(1, heads + 1)).astype(np.float32)
+    return {
+        "window_size": (21, 9),
+        "softcap": 3.0,
+        "sink": np.full(heads, sink, np.float32),
+        "alibi_slopes": slopes,
+    }
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("tile_m", "tile_n"), [(1, 1), (16, 8), (64, 176), (128, 80), (192, 128), (1000, 1000), (7, 13)]
+)
+@pytest.mark.parametrize("lengths", [(61, 97), (97, 61), (61, 61)])
+@pytest.mark.parametrize("options", [*all_options(4), "all"])
+def test_options_in_all_tile_sizes(options, lengths, tile_m, tile_n, causal):
+    q, k, v = inputs((2, lengths[0], 4, 32), (2, lengths[1], 2, 32), np.float16)
+    every = all_options(4)
+    check(
+        q, k, v, causal=causal, tile_m=tile_m, tile_n=tile_n, **every if options == "all" else {options: every[options]}
+    )
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_options_that_change_nothing(causal, speculative):
+    q, k, v = inputs((2, 50, 4, 16), (2, 50, 2, 16), np.float16)
+    tiles = {"tile_m": 16, "tile_n": 8, "speculative": speculative}
+    plain = online.attention(q, k, v, causal=causal, **tiles)
+    for options in (
+        {"window_size": (50, 50)},
+        {"window_size": (49, 49)},
+        {"window_size": (-1, None)},
+        {"sink": np.full(4, -np.inf, np.float32)},
+    ):
+        for a, b in zip(online.attention(q, k, v, causal=causal, **options, **tiles), plain, strict=True):
+            np.testing.assert_array_equal(a, b)
+    # Here the scale comes before the maximum and not in the exponent: equal but for rounding.
+    out, lse = online.attention(q, k, v, causal=causal, alibi_slopes=np.zeros(4, np.float32), **tiles)
+    np.testing.assert_allclose(out.astype(float), plain[0].astype(float), rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(lse, plain[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_windows_that_are_causal(speculative):
+    q, k, v = inputs((1, 50, 2, 16), (1, 50, 1, 16), np.float16)
+    tiles = {"tile_m": 16, "tile_n": 8, "speculative": speculative}
+    causal = online.attention(q, k, v, causal=True, **tiles)
+    for window_size in [(None, 0), (50, 0), (49, 0)]:
+        for a, b in zip(online.attention(q, k, v, window_size=window_size, **tiles), causal, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("window_size", "count"), [((6, 0), 7), ((0, 0), 1), ((0, 6), 7), ((16, 16), 33)])
+def test_windows_count_their_own_key(window_size, count):
+    q, k = (np.zeros((1, n, 1, 8), np.float16) for n in (60, 90))
+    _, lse = online.attention(q, k, k, window_size=window_size, tile_m=16, tile_n=8)
+    np.testing.assert_allclose(lse[0, 0, : 60 - window_size[1]], np.log(count), rtol=1e-6, atol=1e-7)
+    if count == 1:
+        v = random_array((1, 90, 1, 8), np.float16, 1)
+        out, _ = online.attention(q, k, v, window_size=window_size, tile_m=16, tile_n=8)
+        np.testing.assert_array_equal(out, v[:, 30:])
+
+
+def test_a_window_visits_the_blocks_that_it_needs(monkeypatch):
+    seen = []
+    update = OnlineSoftmax.update
+
+    def spy(self, scores):
+        seen.append(float(scores[..., -1].max()))
+        return update(self, scores)
+
+    monkeypatch.setattr(OnlineSoftmax, "update", spy)
+    q, k = np.zeros((1, 8, 1, 8), np.float16), np.zeros((1, 80, 1, 8), np.float16)
+    q[..., 0], k[0, :, 0, 0] = 1, np.arange(80)
+    for left, last_block in ((24, []), (25, [47])):  # the first row, at key 72, sees keys from 48 or 47 on
+        seen.clear()
+        online.attention(q, k, k, softmax_scale=0.1, window_size=(left, 3), tile_n=8)
+        assert seen == [79, 71, 63, 55, *last_block]
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["k", "v"])
+def test_keys_outside_of_the_window_never_reach_a_row(where, special, speculative):
+    q, k, v = inputs((1, 40, 2, 16), (1, 40, 2, 16), np.float16)
+    for names in ((), ("softcap",), ("alibi_slopes",), ("softcap", "alibi_slopes", "sink")):
+        options = {name: value for name, value in all_options(2).items() if name in names}
+        options |= {"window_size": (9, 2), "tile_m": 16, "tile_n": 8, "speculative": speculative}
+        clean, clean_lse = online.attention(q, k, v, **options)
+        bad = {"k": k.copy(), "v": v.copy()}
+        bad[where][0, 21, 1, 5] = special
+        out, lse = online.attention(q, bad["k"], bad["v"], **options)
+        touched = (np.arange(40) >= 19) & (np.arange(40) <= 30)
+        np.testing.assert_array_equal(out[0, :, 0], clean[0, :, 0])
+        # With speculation a row takes a new maximum when another one of its warp does: P is rounded otherwise.
+        near = 2e-3 if speculative else 0
+        np.testing.assert_allclose(
+            out[0, ~touched, 1].astype(float), clean[0, ~touched, 1].astype(float), rtol=0, atol=near
+        )
+        np.testing.assert_allclose(lse[0, 1, ~touched], clean_lse[0, 1, ~touched], rtol=0, atol=near)
+        changed = (out[0, :, 1] != clean[0, :, 1]).any(axis=1)
+        assert changed[touched].mean() > 0.4
+        del options["speculative"]
+        check(q, bad["k"], bad["v"], **options)  # compares the NaN and Inf patterns
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("score", [5e3, 1e4])
+def test_a_softcap_saturates(score, dtype):
+    q, k, v = (np.zeros((1, n, 1, 16), dtype) for n in (2, 3, 3))
+    q[0, 0, 0, 0], q[0, 1, 0, 0] = 1, -1
+    k[0, :, 0, 0] = score, -score, np.inf
+    v[0, :, 0, :3] = np.eye(3)
+    with np.errstate(invalid="raise"):
+        out, lse = check(q, k, v, softmax_scale=1.0, softcap=50.0)
+    np.testing.assert_allclose(lse[0, 0], [50 + math.log(2), 50], rtol=1e-6)
+    np.testing.assert_array_equal(out[0, :, 0, :3].astype(float).round(), [[0, 0, 0], [0, 1, 0]])
+
+
+@pytest.mark.parametrize("softcap", [0.01, 1.0, 50.0, 3e4])
+@pytest.mark.parametrize("slopes", [None, np.float32([0.3])])
+def test_logits_are_rounded_at_each_step(softcap, slopes):
+    softmaxes = []
+
+    class Spy(OnlineSoftmax):
+        def update(self, scores):
+            softmaxes.append((self.scale_log2, scores.copy()))
+            return super().update(scores)
+
+    q, k = (random_array((1, n, 1, 16), np.float16, n, amplitude=3.0) for n in (20, 33))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "OnlineSoftmax", Spy)
+        online.attention(q, k, k, softmax_scale=-0.3, softcap=softcap, alibi_slopes=slopes)
+    ((scale, got),) = softmaxes
+    log2_e = math.log2(math.e)
+    scores = -q[0, :, 0].astype(np.float32) @ k[0, :, 0].astype(np.float32).T
+    with np.errstate(over="ignore"):
+        e = np.exp2(scores * np.float32(2 * log2_e * 0.3 / softcap))
+    expected, factor = np.float32(1) / (np.float32(-1) - e), np.float32(2 * softcap * log2_e)
+    if slopes is not None:
+        distance = np.abs(np.arange(33) - (np.arange(20)[:, None] + 13)).astype(np.float32)
+        expected = fma_rn(-(slopes[0] * np.float32(log2_e)), distance, expected * factor)
+    assert scale == (factor if slopes is None else 1)
+    # The twin's fma is rounded to float64 first: beside a capped score that has vanished, ties go the wrong way.
+    np.testing.assert_array_max_ulp(got[0], expected, 1)
+    assert (got[0] != expected).mean() < 0.05
+    assert got.dtype == np.float32
+
+
+def test_slopes_alone_scale_first():
+    got = []
+
+    class Spy(OnlineSoftmax):
+        def update(self, scores):
+            got.append(scores.copy())
+            return super().update(scores)
+
+    q, k = (random_array((1, n, 1, 16), np.float16, n) for n in (20, 33))
+    slopes = np.float32([0.3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "OnlineSoftmax", Spy)
+        online.attention(q, k, k, softmax_scale=0.3, alibi_slopes=slopes)
+    scores = q[0, :, 0].astype(np.float32) @ k[0, :, 0].astype(np.float32).T
+    distance = np.abs(np.arange(33) - (np.arange(20)[:, None] + 13)).astype(np.float32)
+    log2_e = math.log2(math.e)
+    expected = fma_rn(-(slopes[0] * np.float32(log2_e)), distance, scores * np.float32(0.3 * log2_e))
+    np.testing.assert_array_equal(got[0][0], expected)
+
+
+@pytest.mark.parametrize("softcap", [None, 4.0])
+@pytest.mark.parametrize("slopes", [None, np.float32([0.5, 0.1])])
+def test_options_and_a_negative_scale(softcap, slopes):
+    """The sign is in Q; a slope does not turn round with it."""
+    q, k, v = inputs((1, 70, 2, 32), (1, 90, 2, 32), np.float16)
+    options = {"softcap": softcap, "alibi_slopes": slopes, "sink": np.float32([0, 1])}
+    got = check(q, k, v, softmax_scale=-0.3, tile_m=32, tile_n=16, **options)
+    other = online.attention(-q, k, v, softmax_scale=0.3, tile_m=32, tile_n=16, **options)
+    for a, b in zip(got, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("seqlen_k", [0, 21])
+def test_rows_without_keys_have_the_sink_as_their_lse(seqlen_k, speculative):
+    q, k, v = inputs((2, 40, 3, 16), (2, seqlen_k, 1, 16), np.float16)
+    v[...] = np.nan
+    sink = np.float32([0.5, -np.inf, -20])
+    out, lse = online.attention(q, k, v, causal=True, sink=sink, tile_m=16, tile_n=16, speculative=speculative)
+    blind = 40 - seqlen_k
+    assert (out[:, :blind] == 0).all()
+    np.testing.assert_allclose(lse[:, ::2, :blind], np.broadcast_to([[0.5], [-20]], (2, 2, blind)), rtol=2e-7)
+    assert np.isneginf(lse[:, 1, :blind]).all()
+    assert np.isnan(out[:, blind:]).all()
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_huge_sink_overflows_nothing(speculative):
+    q, k, v = inputs((1, 40, 4, 16), (1, 60, 1, 16), np.float16)
+    sink = np.float32([1e4, 1e38, -1e4, -3e38])
+    with np.errstate(over="ignore"):
+        out, lse = online.attention(q, k, v, sink=sink, speculative=speculative)
+    assert (out[:, :, :2] == 0).all()
+    np.testing.assert_allclose(lse[0, :2], [[1e4] * 40, [1e38] * 40], rtol=1e-6)
+    without, lse_without = online.attention(q, k, v, speculative=speculative)
+    np.testing.assert_array_equal(out[:, :, 2:], without[:, :, 2:])
+    np.testing.assert_array_equal(lse[:, 2:], lse_without[:, 2:])
+
+
+@pytest.mark.parametrize("make", [OnlineSoftmax, lambda *a: SpeculativeSoftmax(*a, np.float16)])
+@pytest.mark.parametrize("scale_log2", [1.0, 0.18033688])
+def test_a_softmax_is_closed_with_a_sink(make, scale_log2):
+    softmax = make((5,), scale_log2)
+    scores = random_array((5, 64), np.float32, 1, amplitude=20.0)
+    scores[2] = -np.inf
+    scores[3, 7] = np.nan
+    scores[4] = np.nan
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for begin in range(0, 64, 16):
+            softmax.update(scores[:, begin : begin + 16])
+        plain, plain_lse = softmax.finish()
+        for sink in (-np.inf, -80.0, -1.0, 3.0, 30.0, 700.0):
+            inverse, lse = softmax.finish(np.full((5, 1), sink, np.float32))
+            expected = np.logaddexp(plain_lse.astype(np.float64), sink)
+            np.testing.assert_allclose(lse, expected, rtol=5e-7)
+            # The same O, of keys alone: it is the share of the keys that changes.
+            share = np.exp(plain_lse[:2].astype(np.float64) - expected[:2])
+            np.testing.assert_allclose(inverse[:2, 0], plain[:2, 0] * share, rtol=1e-4, atol=1e-38)
+            assert inverse[2] == 0
+            np.testing.assert_array_equal(np.isnan(lse), np.arange(5) >= 3)
+            np.testing.assert_array_equal(np.isnan(inverse[:, 0]), np.arange(5) >= 3)
+            if np.isneginf(sink):
+                np.testing.assert_array_equal(inverse, plain)
+                np.testing.assert_array_equal(lse, plain_lse)
+
+
 @pytest.mark.parametrize("scale_log2", [1.0, 0.25, 3.7, 1e-30])
 def test_softmax_does_not_depend_on_how_scores_arrive(scale_log2):
     scores = random_array((5, 64), np.float32, 1, amplitude=9.0)
@@ -363,6 +612,19 @@ def test_p_is_rounded_to_the_input_type():
         (lambda: OnlineSoftmax((2,), 1.0).update(np.zeros((2, 0), np.float32)), r"scores have shape \(2, 0\)"),
         (lambda: online.attention(*[np.zeros((1, 2, 1, 8), np.float16)] * 3, tile_m=0), r"tile_m is 0"),
         (lambda: online.attention(*[np.zeros((1, 2, 1, 8), np.float16)] * 3, tile_n=-1), r"tile_n is -1"),
+        (lambda: online.attention(*[np.zeros((1, 0, 1, 8), np.float16)] * 3, softcap=0.0), r"softcap is 0.0"),
+        (
+            lambda: online.attention(*[np.zeros((1, 0, 1, 8), np.float16)] * 3, window_size=(-2, 0)),
+            r"window_size is \(-2, 0\)",
+        ),
+        (
+            lambda: online.attention(*[np.zeros((1, 0, 1, 8), np.float16)] * 3, sink=np.zeros(2)),
+            r"sink has shape \(2,\)",
+        ),
+        (
+            lambda: online.attention(*[np.zeros((1, 0, 1, 8), np.float16)] * 3, alibi_slopes=np.zeros(2)),
+            r"alibi_slopes has shape \(2,\); it must be \(1,\) or \(1, 1\)",
+        ),
     ],
 )
 def test_bad_input(call, message):

@@ -5,10 +5,12 @@ repeat this on what the device really runs; here nothing but a C++ compiler is n
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
+import numpy as np
 import pytest
-from hopper_trace import CONSUMERS, PRODUCER, STORER, Host, Problem, key_blocks, panels, replay, tiles
+from hopper_trace import CONSUMERS, PRODUCER, STORER, Host, Problem, key_blocks, key_range, panels, replay, tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +37,10 @@ SPEC = FwdSpec(
     stages=2,
     q_stages=1,
     causal=True,
+    window=False,
+    sink=False,
+    softcap=False,
+    alibi=False,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -69,6 +75,14 @@ VARIANTS = [
     {"speculative": True, "stages": 3, "q_stages": 2, "causal": False, "pingpong": False},
     {"speculative": True, "tile_m": 192, "scheduler": Scheduler.ONE_TILE},
     {"speculative": True, "head_dim": 192, "head_dim_v": 32, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
+    {"window": True},
+    {"window": True, "causal": False, "q_stages": 2, "scheduler": Scheduler.DYNAMIC},
+    {"window": True, "overlap": False, "sink": True},
+    {"window": True, "tile_m": 192, "stages": 1, "q_stages": 2, "scheduler": Scheduler.ONE_TILE},
+    {"window": True, "speculative": True, "longest_first": False, "alibi": True},
+    {"window": True, "speculative": True, "stages": 3, "q_stages": 2, "causal": False, "pingpong": False},
+    {"window": True, "speculative": True, "q_stages": 2, "softcap": True, "sink": True, "scheduler": Scheduler.DYNAMIC},
+    {"softcap": True, "alibi": True, "sink": True, "overlap": False, "causal": False},
 ]
 SPECS = [dataclasses.replace(SPEC, **variant) for variant in VARIANTS]
 #: The oracle's roles have two stages: these have tests of their own where the order of a consumer counts.
@@ -83,9 +97,14 @@ THREE_STAGES = [
 FIELDS = ("head_dim", "head_dim_v", "tile_m", "tile_n", "stages", "q_stages")
 TABLE = [
     dataclasses.replace(
-        SPEC, speculative=True, scheduler=Scheduler.DYNAMIC, **{name: getattr(row, name) for name in FIELDS}
+        SPEC,
+        speculative=True,
+        scheduler=Scheduler.DYNAMIC,
+        window=window,
+        **{name: getattr(row, name) for name in FIELDS},
     )
     for row in CANDIDATES
+    for window in (False, True)
 ]
 
 
@@ -102,13 +121,15 @@ def grid(spec, problem, ctas):
 
 # --- Everything at once ---
 
+HEADS = st.sampled_from([(1, 1, 1, 1), (2, 1, 1, 2), (2, 2, 1, 1), (2, 1, 2, 3)])
+
 
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(
     spec=st.sampled_from([*SPECS, *THREE_STAGES]),
     seqlen_q=st.integers(1, 500),
     seqlen_k=st.integers(0, 400),
-    heads=st.sampled_from([(1, 1, 1, 1), (2, 1, 1, 2), (2, 2, 1, 1), (2, 1, 2, 3)]),
+    heads=HEADS,
     ctas=st.integers(1, 3),
     counter=st.booleans(),
     seed=st.integers(0, 2**32),
@@ -116,7 +137,32 @@ def grid(spec, problem, ctas):
 def test_random_problems_in_random_interleavings(host, spec, seqlen_q, seqlen_k, heads, ctas, counter, seed):
     """Tiles that see no key (seqlen_q > seqlen_k with a causal mask), one block, many tiles, one slot to three."""
     problem = Problem(seqlen_q, seqlen_k, *heads)
-    played = replay(host, spec, problem, seed, ctas=grid(spec, problem, ctas), counter=counter)
+    check_turns(spec, problem, replay(host, spec, problem, seed, ctas=grid(spec, problem, ctas), counter=counter))
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(
+    spec=st.sampled_from([spec for spec in SPECS if spec.window or spec.causal]),
+    seqlen_q=st.integers(1, 500),
+    seqlen_k=st.integers(0, 700),
+    heads=HEADS,
+    left=st.just(0) | st.integers(0, 200) | st.integers(0, 700),
+    right=st.just(0) | st.integers(0, 200) | st.integers(0, 500),
+    ctas=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_random_windows_in_random_interleavings(host, spec, seqlen_q, seqlen_k, heads, left, right, ctas, seed):
+    """Windows from one key on, of one block and of many, that leave out the first blocks, the last ones, or nothing."""
+    problem = Problem(seqlen_q, seqlen_k, *heads, left=left, right=right)
+    played = replay(host, spec, problem, seed, ctas=grid(spec, problem, ctas))
+    check_turns(spec, problem, played)
+    for cta in played.ctas:
+        blocks = [j for tile in cta.posted for j in key_range(spec, problem, tile)]
+        for tensor in "KV":
+            assert [row for name, row in loads(cta) if name == tensor] == [j * spec.tile_n for j in blocks]
+
+
+def check_turns(spec, problem, played):
     for cta in played.ctas:
         groups = spec.tile_m // 64
         calls = sum(handoffs(key_blocks(spec, problem, tile), spec.overlap) for tile in cta.posted)
@@ -136,6 +182,38 @@ def test_tiles_without_keys_walk_over_one_masked_block(host):
     assert [key_blocks(SPEC, problem, tile) for tile in tiles(SPEC, problem)] == [1, 1, 1]
     (cta,) = replay(host, SPEC, problem, 0).ctas
     assert "".join(tensor for tensor, _ in loads(cta)) == "KQ" + "KVQ" * 2 + "V"
+
+
+@given(
+    seqlen_q=st.integers(1, 500),
+    seqlen_k=st.integers(0, 700),
+    left=st.integers(0, 700),
+    right=st.integers(0, 500),
+    causal=st.booleans(),
+    window=st.booleans(),
+    tile_n=st.sampled_from([64, 80, 128]),
+)
+def test_blocks_of_a_tile_are_those_in_which_a_row_sees_a_key(seqlen_q, seqlen_k, left, right, causal, window, tile_n):
+    """By definition. Rows behind the last query count: a tile walks as if it were full."""
+    spec = dataclasses.replace(SPEC, causal=causal, window=window, tile_n=tile_n)
+    problem = Problem(seqlen_q, seqlen_k, left=left, right=right)
+    for tile in tiles(spec, problem):
+        row = tile.m * spec.tile_m + np.arange(spec.tile_m)[:, None]
+        distance = np.arange(seqlen_k)[None, :] - row - (seqlen_k - seqlen_q)
+        seen = (distance >= (-left if window else -math.inf)) & (distance <= (right if causal else math.inf))
+        blocks = np.unique(np.flatnonzero(seen.any(axis=0)) // tile_n).tolist()
+        assert list(key_range(spec, problem, tile)) == (blocks[::-1] or [0])
+
+
+def test_a_window_leaves_out_the_first_blocks(host):
+    spec, problem = SPECS[VARIANTS.index({"window": True})], Problem(300, 600, left=60)
+    assert [list(key_range(spec, problem, tile)) for tile in tiles(spec, problem)] == [
+        [6, 5, 4, 3],  # rows 0 to 127 see the keys 240 to 427
+        [8, 7, 6, 5],
+        [9, 8, 7],  # as if there were rows behind the last one
+    ]
+    (cta,) = replay(host, spec, problem, 0).ctas
+    assert [row // spec.tile_n for tensor, row in loads(cta) if tensor == "V"] == [6, 5, 4, 3, 8, 7, 6, 5, 9, 8, 7]
 
 
 def test_ctas_draw_their_tiles(host):
@@ -162,10 +240,10 @@ def test_producer_order_is_that_of_the_oracle(host, spec):
     (cta,) = replay(host, spec, problem, 0).ctas
     want, last_v = [], []
     for tile in tiles(spec, problem):
-        blocks = key_blocks(spec, problem, tile)
+        blocks = key_range(spec, problem, tile)
         k, q, *rest = [
-            (tensor, tile.m * spec.tile_m if tensor == "Q" else (blocks - 1 - r) * spec.tile_n)
-            for tensor, r in load_order(blocks)
+            (tensor, tile.m * spec.tile_m if tensor == "Q" else blocks[r] * spec.tile_n)
+            for tensor, r in load_order(len(blocks))
         ]
         want += [k, q, *last_v, *rest[:-1]] if spec.q_stages > 1 else [k, *last_v, q, *rest[:-1]]
         last_v = rest[-1:]
@@ -249,7 +327,7 @@ def test_consumer_order_is_that_of_the_oracle(host, spec):
 
 @pytest.mark.parametrize("speculative", [False, True])
 def test_the_last_product_of_a_tile_is_issued_with_the_first_scores_of_the_next(host, speculative):
-    (spec,) = [s for s in SPECS if s.stages == 3 and s.q_stages == 2 and s.speculative is speculative]
+    (spec,) = [s for s in SPECS if (s.stages, s.q_stages, s.speculative, s.window) == (3, 2, speculative, False)]
     got = steps(host, spec, Problem(2 * spec.tile_m, spec.tile_n))  # two tiles of one block
     begin = ["wait Q", "wait K", "QK", "complete 0", "release K"]
     both = ["wait V", "wait Q", "wait K", "PV", "QK", "complete 1", "release V", "hand over", "complete 0", "release K"]
@@ -339,10 +417,14 @@ KERNELS = {  # by softmax, and the slots of Q
     "serial": dataclasses.replace(TWO_PANELS, overlap=False),
     "wide_v": dataclasses.replace(TWO_PANELS, head_dim=64),
     "three": dataclasses.replace(TWO_PANELS, three_stage=True, pingpong=False),
+    "window_one": dataclasses.replace(TWO_PANELS, window=True),
+    "window_two": dataclasses.replace(TWO_PANELS, **SPECULATIVE, q_stages=2, window=True),
+    "window_serial": dataclasses.replace(TWO_PANELS, overlap=False, window=True),
 }
 PIPELINED = "two exact_two"
 SINGLE = "one speculative_one"
 DYNAMIC = "two speculative_one"
+WINDOWS = "window_one window_two window_serial"
 
 CONSUMER = "hopper/consumer.cuh"
 THREE_STAGE = "hopper/three_stage.cuh"
@@ -352,6 +434,7 @@ STORER_SOURCE = "hopper/storer.cuh"
 EPILOGUE = "hopper/epilogue.cuh"
 WORK = "hopper/work.cuh"
 SCHEDULER = "tile_scheduler.cuh"
+MASK = "mask.cuh"
 LATE = (StaleGeneration, EarlyRead, EarlyReuse, ArrivalOverflow)  # what a wait that proves nothing leads to
 
 EDITS = {
@@ -426,14 +509,17 @@ EDITS = {
     # What is loaded
     "another block is loaded": Edit(PRODUCER_SOURCE, r"load_k\(these, j - 1\)", "load_k(these, j)", StaleGeneration),
     "a block is left out": Edit(
-        PRODUCER_SOURCE, r"j > 1; --j", "j > 2; --j", (StaleGeneration, Deadlock, MissingProduct, EarlyRead)
+        PRODUCER_SOURCE,
+        r"j > these.first \+ 1; --j",
+        "j > these.first + 2; --j",
+        (StaleGeneration, Deadlock, MissingProduct, EarlyRead),
     ),
     "the keys of the last tile again": Edit(
         PRODUCER_SOURCE, r"\n      keys = Keys::of<S>\(p, tile\);", "", (StaleGeneration, Deadlock)
     ),
     "the one Q slot filled before the last V": Edit(
         PRODUCER_SOURCE,
-        r"if constexpr \(S.q_stages > 1\) (post_or_close\(tile\);\s*load_v\(these, 0\);)[^;]*;",
+        r"if constexpr \(S.q_stages > 1\) (post_or_close\(tile\);\s*load_v\(these, these.first\);)[^;]*;",
         r"\1",
         Deadlock,
         SINGLE,
@@ -442,6 +528,81 @@ EDITS = {
         PRODUCER_SOURCE, r"load<S.head_dim_v, S.tile_n>", "load<S.head_dim, S.tile_n>", Deadlock, "wide_v"
     ),
     "Q announced as wide as O": Edit(PRODUCER_SOURCE, r"::q_bytes", "::qo_bytes", Deadlock, "wide_v"),
+    # Windows: who begins where
+    "the producer loads a window from the first key": Edit(
+        PRODUCER_SOURCE,
+        r"\{blocks.begin, blocks.end - 1",
+        "{0, blocks.end - 1",
+        (*LATE, Deadlock, MissingProduct),
+        WINDOWS,
+    ),
+    "the producer begins one block late": Edit(
+        PRODUCER_SOURCE,
+        r"\{blocks.begin, blocks.end - 1",
+        "{min(blocks.begin + 1, blocks.end - 1), blocks.end - 1",
+        (*LATE, Deadlock, MissingProduct),
+        WINDOWS,
+    ),
+    "the producer ends with the keys of the next tile": Edit(
+        PRODUCER_SOURCE,
+        r"load_v\(these, these.first\)",
+        "load_v(keys, keys.first)",
+        StaleGeneration,
+        "window_one window_serial",
+    ),
+    "the consumers walk down to the first key": Edit(
+        PLACE, r"\{all.begin,", "{0,", (*LATE, Deadlock, MissingProduct), WINDOWS
+    ),
+    "each warpgroup begins at its own block": Edit(
+        PLACE, r"\{all.begin,", "{masked.begin,", (*LATE, Deadlock, MissingProduct), WINDOWS
+    ),
+    "the window of the last row": Edit(
+        MASK,
+        r"\{first_key<S>\(p, row_begin\) / S.tile_n",
+        "{first_key<S>(p, row_end - 1) / S.tile_n",
+        (StaleGeneration, MissingProduct),
+        WINDOWS,
+    ),
+    "the first whole block of a window": Edit(
+        MASK,
+        r"\{first_key<S>\(p, row_begin\) / S.tile_n",
+        "{(first_key<S>(p, row_begin) + S.tile_n - 1) / S.tile_n",
+        (StaleGeneration, MissingProduct),
+        WINDOWS,
+    ),
+    "the window of the right side": Edit(
+        MASK, r"row \+ p.first_diagonal", "row + p.last_diagonal", (StaleGeneration, MissingProduct), WINDOWS
+    ),
+    "rounds down to the first key": Edit(
+        CONSUMER,
+        r"while \(j > blocks.begin\) round",
+        "while (j > 0) round",
+        (*LATE, Deadlock, MissingProduct),
+        "window_one",
+    ),
+    "pairs of rounds down to the first key": Edit(
+        CONSUMER,
+        r"while \(j >= blocks.begin \+ 2\)",
+        "while (j >= 2)",
+        (*LATE, Deadlock, MissingProduct),
+        "window_two",
+    ),
+    "blocks down to the first key, without overlap": Edit(
+        CONSUMER, r"j >= blocks.begin; --j", "j >= 0; --j", (*LATE, Deadlock, MissingProduct), "window_serial"
+    ),
+    "a k behind the window waited for": Edit(
+        CONSUMER,
+        r"if \(j > blocks.begin\) k = K_.wait\(\);(\s*complete<0>)",
+        r"if (j > 0) k = K_.wait();\1",
+        (*LATE, Deadlock, MissingProduct),
+        "window_one window_two",
+    ),
+    "tiles of a window backwards": Edit(
+        SCHEDULER, r"tile_of\(S.tiles_grow\(\)", "tile_of(S.causal", TileSetViolation, WINDOWS
+    ),
+    "tiles of a window in reverse rounds": Edit(
+        SCHEDULER, r"S.tiles_grow\(\) && round_", "S.causal && round_", TileSetViolation, "window_one window_serial"
+    ),
     # Query tiles: the work ring and the scheduler
     "no close": Edit(PRODUCER_SOURCE, r"works.close\(\);", "", Deadlock),
     "a tile without coordinates": Edit(WORK, r"tiles_\[this->stage_\] = tile;", "", (Deadlock, MissingProduct)),
@@ -531,8 +692,8 @@ EDITS = {
     ),
     "each warpgroup walks its own blocks": Edit(
         PLACE,
-        r"row, row \+ S.tile_m\).end",
-        "own, own + warpgroup_rows).end",
+        r"row, row \+ S.tile_m\)",
+        "own, own + warpgroup_rows)",
         (Deadlock, StaleGeneration, EarlyReuse, MissingProduct),
     ),
     "turn not passed": Edit(CONSUMER, r"turn_.pass\(\);(\s*complete<1>)", r"\1", Deadlock),

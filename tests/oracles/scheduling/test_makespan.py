@@ -184,14 +184,15 @@ def test_bad_input_is_named(call, error, message):
     group=st.integers(1, 4),
     seqlen_q=st.integers(1, 900),
     seqlen_k=st.integers(1, 1500),
+    right=st.just(0) | st.integers(1, 1000),
     section_kv=st.integers(1, 8),
     workers=st.integers(1, 40),
 )
-def test_host_model_agrees_with_the_simulator(batch, groups, group, seqlen_q, seqlen_k, section_kv, workers):
-    problem = make_problem(
-        batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=groups * group, heads_kv=groups, causal=True
-    )
-    costs = TileCost(fixed=1).of(visited_key_blocks(seqlen_q, seqlen_k, 128, 80))
+def test_host_model_agrees_with_the_simulator(batch, groups, group, seqlen_q, seqlen_k, right, section_kv, workers):
+    window = (None, right)  # of causal attention, or the right side alone
+    sizes = {"batch": batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    problem = make_problem(heads_q=groups * group, heads_kv=groups, window_size=window, **sizes)
+    costs = TileCost(fixed=1).of(visited_key_blocks(seqlen_q, seqlen_k, 128, 80, causal=False, window=window))
     np.testing.assert_array_equal(host.tile_costs(problem, 128, 80), costs)
     grid = TileGrid(batch, groups * group, len(costs), group)
     order = order_costs(sectioned_order(grid, section_kv, across_batches=True), [costs])

@@ -1,0 +1,50 @@
+// Scores that are more than scaled: softcap and ALiBi. Its twin is in cupyfa/oracles/online.py.
+#pragma once
+#include "params.h"
+#include "ptx/arithmetic.cuh"
+#include "spec.cuh"
+#include "tile_scheduler.cuh"
+
+namespace cupyfa {
+
+constexpr float log2_e = 1.44269504088896341f;
+
+/// Of a warpgroup's 64 rows in the accumulator layout of WGMMA: a thread has two rows of a head.
+template <FwdSpec S>
+class ScoreMod {
+ public:
+  /// The thread's rows are `row` and `row + 8`, its first column in a block is `column`.
+  __device__ ScoreMod(const FwdParams& p, const Tile& tile, int row, int column) : p_(p) {
+    if constexpr (S.alibi) {
+      slope_ = __fmul_rn(-p.alibi_slopes[tile.batch * p.alibi_stride_batch + tile.head * p.alibi_stride_head], log2_e);
+      distance_ = column - row - (p.seqlen_k - p.seqlen_q);
+    }
+  }
+
+  /// Before the mask. With a softcap c, a score becomes (c tanh(scale score / c) - c) / 2 c: the softmax does not see that
+  /// shift, and its scale is 2 c. With ALiBi, it becomes a logit in base 2, and the scale of the softmax is 1.
+  __device__ void apply(float (&scores)[S.tile_n / 2], int block) const {
+    const float distance[2] = {float(distance_ + block * S.tile_n), float(distance_ + block * S.tile_n - 8)};
+#pragma unroll
+    for (int i = 0; i < S.tile_n / 2; ++i) {
+      if constexpr (S.softcap) scores[i] = capped(scores[i]);
+      if constexpr (S.alibi) {
+        const int column = 8 * (i / 4) + i % 2;  // from the first one
+        scores[i] = fmaf(slope_, fabsf(distance[i / 2 % 2] + column), __fmul_rn(scores[i], p_.scale_log2));
+      }
+    }
+  }
+
+ private:
+  /// (tanh(x) - 1) / 2 = -1 / (e^2x + 1), which saturates by itself. tanh.approx, one MUFU instead of two, has only 11 good
+  /// bits: with c = 50 it would be off by more than a probability's last bit.
+  __device__ float capped(float score) const {
+    return ptx::rcp_approx_ftz(-1.f - ptx::ex2_approx_ftz(score * p_.softcap_slope));
+  }
+
+  const FwdParams& p_;
+  float slope_;  // negative, in base 2
+  int distance_;  // of the first column of block 0 from the diagonal of the first row
+};
+
+}  // namespace cupyfa

@@ -1,0 +1,101 @@
+"""Compile kernels before they are needed: in parallel, with a progress bar."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+import numpy as np
+
+from cupyfa.kernels import load
+from cupyfa.operand import Arrays, Operand
+from cupyfa.options import check_options
+from cupyfa.problem import Problem
+from cupyfa.select import Config, Device, select
+from cupyfa.spec import FwdSpec
+
+__all__ = ["warmup"]
+
+_ARGUMENTS = ("q", "k", "v", "dtype", "sink", "alibi_slopes", "config")
+
+
+def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, progress: bool = True) -> list[FwdSpec]:
+    """Compile and load the kernels of some calls on the current device, so that no later one has to.
+
+    A kernel that is warm can be launched into a graph under capture; a cold one cannot.
+
+    Parameters
+    ----------
+    calls : iterable of Mapping
+        The keyword arguments of :func:`cupyfa.attention`, with shapes in place of arrays: ``q``, ``k``, and ``v`` if it
+        is not that of ``k``; ``dtype``, one for all of them; ``sink=True`` and ``alibi_slopes=True`` where there will
+        be such an array. ``out`` and ``lse`` do not matter.
+    workers : int, optional
+        How many kernels are compiled at a time; by default as many as there are processors.
+    progress : bool
+        Show a bar on stderr.
+
+    Returns
+    -------
+    list of FwdSpec
+        The kernels that are warm now, each once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A call has an argument that ``attention`` does not take, or would refuse.
+    UnsupportedError, CompileError
+        As for ``attention``. What was compiled before stays warm.
+
+    Examples
+    --------
+    >>> calls = [
+    ...     {"q": (2, seqlen, 32, 128), "k": (2, seqlen, 8, 128), "dtype": "bfloat16", "causal": True}
+    ...     for seqlen in (1, 4096)
+    ... ]
+    >>> warmup(calls)  # doctest: +SKIP
+    warmup: 100%|██████████| 1/1 [00:02<00:00,  2.13s/kernel]
+    [FwdSpec(...)]
+    """
+    import cupy  # noqa: PLC0415 - imported where a GPU is used
+    from tqdm import tqdm  # noqa: PLC0415
+
+    index = cupy.cuda.runtime.getDevice()
+    device = Device.current()
+    specs = list(dict.fromkeys(_spec(number, call, device) for number, call in enumerate(calls)))
+
+    def load_there(spec: FwdSpec) -> None:
+        with cupy.cuda.Device(index):
+            load(spec, index)
+
+    bar = tqdm(total=len(specs), desc="warmup", unit="kernel", disable=not progress)
+    with bar, ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        for done in as_completed([pool.submit(load_there, spec) for spec in specs]):
+            done.result()
+            bar.update()
+    return specs
+
+
+def _spec(number: int, call: Mapping[str, Any], device: Device) -> FwdSpec:
+    """Return the kernel of a call."""
+    options = {name: value for name, value in call.items() if name not in _ARGUMENTS}
+    for name in ("q", "k", "dtype"):
+        if name not in call:
+            raise TypeError(f"warmup: call {number} has no {name}; it needs the shapes q and k, and a dtype")
+    try:
+        checked = check_options(**options)
+    except TypeError as error:
+        if str(error).startswith("attention: "):
+            raise
+        raise TypeError(f"warmup: call {number}: {error}") from None
+    shapes = {"q": call["q"], "k": call["k"], "v": call.get("v", call["k"])}
+    operands = {name: Operand.contiguous(name, tuple(shape), call["dtype"], 0) for name, shape in shapes.items()}
+    heads = operands["q"].in_bshd(checked.layout).shape[2]
+    for name in ("sink", "alibi_slopes"):
+        if call.get(name):
+            operands[name] = Operand.contiguous(name, (heads,), np.float32, 0)
+    problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)
+    config: Config | None = call.get("config")
+    return select(problem, device, config).spec

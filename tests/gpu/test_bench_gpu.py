@@ -1,0 +1,51 @@
+"""The benchmark of the options on the GPU, on problems of moderate size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'")
+
+import cupyfa  # noqa: E402
+from cupyfa.bench.flex import FLEX  # noqa: E402
+from cupyfa.bench.measure import measure  # noqa: E402
+from cupyfa.bench.problems import Cell, share_inputs  # noqa: E402
+
+PLAIN = Cell(head_dim=64, seqlen=1000, batch=2, heads=8, causal=False, heads_kv=2)
+OPTIONS = (
+    {},
+    {"window_size": (128, 0)},
+    {"window_size": (64, 64)},
+    {"window_size": (None, 0)},
+    {"softcap": 50.0},
+    {"sink": True},
+    {"alibi": True},
+    {"window_size": (200, 0), "softcap": 50.0, "sink": True, "alibi": True},
+)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_option_is_right_and_its_kernel_is_warm(head_dim: int) -> None:
+    cells = [dataclasses.replace(PLAIN, head_dim=head_dim, **options) for options in OPTIONS]
+    warm = cupyfa.warmup([cell.warmup_call for cell in cells], progress=False)
+    with cupy.cuda.Stream.null:
+        rows = measure(share_inputs(cells, cupy), [], 1, batch_seconds=1e-4)
+    assert [row.checks["cupyfa"] for row in rows if not row.checks["cupyfa"].passed] == []
+    assert {row.spec for row in rows} == set(warm)
+    for row in rows:
+        assert row.scheduled_flops is not None
+        assert row.scheduled_flops >= row.cell.useful_flops
+
+
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of itself
+def test_flex_attention_computes_the_same() -> None:
+    available = FLEX.probe()
+    if available.version is None:
+        pytest.skip(available.reason)
+    cells = [dataclasses.replace(PLAIN, window_size=(200, 0), softcap=50.0, alibi=True), PLAIN]
+    with cupy.cuda.Stream.null:
+        rows = measure(share_inputs(cells, cupy), [FLEX], 1, batch_seconds=1e-4)
+    for row in rows:
+        assert set(row.timings) == {"flex", "cupyfa"}, row.checks
