@@ -399,7 +399,7 @@ def test_the_forward_kernel_decodes(kernel_ptx: str) -> None:
     parsed = parse(kernel_ptx)
     plain, shared = decode(parsed, optimise=False), decode(parsed)
     assert plain.max_threads == 384
-    assert plain.param_bytes == 640
+    assert plain.param_bytes == 704
     assert plain.dynamic_shared_offset == 0
     assert len(shared.code) < len(plain.code)
     assert shared.rows < plain.rows / 3
