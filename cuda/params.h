@@ -26,7 +26,7 @@ struct FwdParams {
   long long alibi_stride_batch;    ///< in elements
   long long alibi_stride_head;     ///< in elements
   float scale_log2;                ///< |softmax_scale| * log2(e), at least FLT_MIN; the sign is in the spec. With a
-                                   ///< softcap, this is 2 * softcap * log2(e), and
+                                   ///< softcap: 2 * softcap * log2(e)
   float softcap_slope;             ///< 2 * log2(e) * |softmax_scale| / softcap
   float softcap;                   ///< natural
   int seqlen_q, seqlen_k;

@@ -38,7 +38,9 @@ __device__ inline float close_row(float reference, float sum, float& lse, float 
   const float shrink = ptx::ex2_approx_ftz(reference - origin);
   const float total = fmaf(sum, shrink, ptx::ex2_approx_ftz(sink - origin));
   lse = (maximum + ptx::lg2_approx_ftz(total)) * ln_2;
-  return reference == minus_infinity ? sum : shrink * ptx::rcp_approx_ftz(total);
+  if (reference == minus_infinity) return sum;
+  const float inverse = shrink * ptx::rcp_approx_ftz(total);
+  return inverse == 0.f ? 0x1p-126f : inverse;  // beside a far larger sink: its O may still be a NaN
 }
 
 /// The largest of a block's scores in row r of the thread.

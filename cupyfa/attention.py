@@ -11,7 +11,7 @@ import numpy as np
 from cupyfa._launch import ForwardLauncher
 from cupyfa.errors import HazardError, type_name
 from cupyfa.kernels import Kernel, load
-from cupyfa.operand import Arrays, Geometry, Layout, Operand
+from cupyfa.operand import Addresses, Arrays, Geometry, Layout, Operand
 from cupyfa.options import Options, WindowSize, check_options, check_return_lse
 from cupyfa.oracles import online
 from cupyfa.plan import fill_without_keys, plan_forward
@@ -208,8 +208,8 @@ def _check_types(kind: type, arrays: Arrays[Any]) -> None:
             )
 
 
-def _geometry(_: str, array: Any) -> Geometry:
-    return array.shape, array.strides, array.dtype, array.data.device_id
+def _geometry(array: Any) -> Geometry | None:
+    return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
 class Prepared(NamedTuple):
@@ -260,18 +260,19 @@ def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Confi
         )
     _check_types(cupy.ndarray, arrays)
     items = None if config is None else config_items(config)
-    return _prepare(arrays.map(_geometry), options, want_lse, items, cupy.cuda.runtime.getDevice())
+    geometries = tuple([_geometry(array) for array in arrays])
+    return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice())
 
 
 @functools.lru_cache(maxsize=1024)
 def _prepare(
-    geometries: Arrays[Geometry],
+    geometries: tuple[Any, ...],  # Geometry or None, in the order of Arrays
     options: Options,
     want_lse: bool,
     config: tuple[tuple[str, Any], ...] | None,
     current_device: int,
 ) -> Prepared:
-    operands = geometries.map(lambda name, geometry: Operand(name, *geometry))
+    operands = Arrays(*geometries).map(lambda name, geometry: Operand(name, *geometry))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=current_device)
     device = Device.current()
     selection = select(problem, device, None if config is None else dict(config))
@@ -285,15 +286,23 @@ def _prepare(
 def _on_gpu(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> tuple[Any, Any]:
     problem, _, _, launcher = prepare(arrays, options, want_lse, config)
     cupy = sys.modules["cupy"]
-    q, _, v, out, lse, sink, slopes = arrays
+    q, k, v, out, lse, sink, slopes = arrays
     if out is None:
         out = cupy.empty((*q.shape[:3], v.shape[3]), q.dtype)
     if lse is None and want_lse:
         lse = cupy.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
-    addresses = Arrays(*arrays[:3], out, lse, sink, slopes).map(lambda _, x: x.data.ptr)
+    addresses = Addresses(
+        q.data.ptr,
+        k.data.ptr,
+        v.data.ptr,
+        out.data.ptr,
+        0 if lse is None else lse.data.ptr,
+        0 if sink is None else sink.data.ptr,
+        0 if slopes is None else slopes.data.ptr,
+    )
     check_addresses(problem, addresses)
     if launcher is not None:
-        launcher([address or 0 for address in addresses], cupy.cuda.get_current_stream().ptr)
+        launcher(addresses, cupy.cuda.get_current_stream().ptr)
     else:
         fill_without_keys(out, lse, sink)
     return out, lse
@@ -321,10 +330,10 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
     if lse is None:
         lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
 
-    def address(_: str, x: Any) -> int:
-        return 0 if 0 in x.shape else int(x.__array_interface__["data"][0])
+    def address(x: Any) -> int:
+        return 0 if x is None or 0 in x.shape else int(x.__array_interface__["data"][0])
 
-    check_overlap(problem, Arrays(q, k, v, out, lse, sink, slopes).map(address))
+    check_overlap(problem, Addresses(*[address(x) for x in (q, k, v, out, lse, sink, slopes)]))
     matrices = [x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in (q, k, v, out)]
     online.attention(
         *matrices[:3],

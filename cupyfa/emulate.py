@@ -17,7 +17,7 @@ from cupyfa._launch import ForwardLauncher, Function, TensorMapGeometry, unpack_
 from cupyfa.compiler import compile_ptx
 from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
 from cupyfa.errors import type_name
-from cupyfa.operand import Arrays, Layout, Operand
+from cupyfa.operand import Addresses, Arrays, Layout, Operand
 from cupyfa.options import Options, WindowSize, check_options
 from cupyfa.plan import fill_without_keys, plan_forward
 from cupyfa.problem import Problem, check_addresses
@@ -235,8 +235,9 @@ def prepare_arrays(
         return Prepared(problem, selection, None, None, b"", out, lse, sink, counter)
     kernel, traits = kernel_of(selection.spec)
     emulated = EmulatedDevice(arch, device.multiprocessors)
-    addresses = Arrays(q, k, v, out, lse, sink, slopes).map(
-        lambda name, x: emulated.register(x, name=name, writable=name in ("out", "lse"))
+    passed = Arrays(q, k, v, out, lse, sink, slopes).given()
+    addresses = Addresses(
+        **{name: emulated.register(x, name=name, writable=name in ("out", "lse")) for name, x in passed.items()}
     )
     check_addresses(problem, addresses)
     launcher = plan_forward(problem, traits, Function(0), device)
@@ -252,7 +253,7 @@ def prepare_arrays(
         )
 
     at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
-    params = launcher.pack(tensor_map, [address or 0 for address in addresses], at_counter)
+    params = launcher.pack(tensor_map, addresses, at_counter)
     return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LAYOUTS", "Arrays", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
+__all__ = ["LAYOUTS", "Addresses", "Arrays", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
 
 Layout = Literal["BSHD", "BHSD"]
 LAYOUTS = ("BSHD", "BHSD")
@@ -49,6 +49,24 @@ class Arrays(NamedTuple, Generic[T]):
     def given(self) -> dict[str, T]:
         """Return those that are there, by name."""
         return {name: x for name, x in zip(self._fields, self, strict=True) if x is not None}
+
+
+class Addresses(NamedTuple):
+    """Addresses of the arrays of a call, as `Arrays` orders them; each call makes one.
+
+    Attributes
+    ----------
+    q, k, v, out, lse, sink, alibi_slopes
+        0 for an empty array, and for one that was not passed.
+    """
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int = 0
+    sink: int = 0
+    alibi_slopes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,6 +43,9 @@ class Options(NamedTuple):
     layout: Layout = "BSHD"
 
 
+_PLAIN, _CAUSAL = Options(), Options(right=0)
+
+
 def check_options(
     softmax_scale: Any = None,
     causal: Any = False,
@@ -74,9 +77,12 @@ def check_options(
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"attention: layout is {layout!r}; it must be 'BSHD' or 'BHSD'")
+    plain = softmax_scale is None and softcap is None and layout == "BSHD" and _is_unbounded(window_size)
+    if plain and type(causal) is bool:
+        return _CAUSAL if causal else _PLAIN  # the usual call
     if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(f"attention: causal is {causal!r}; it must be True or False")
-    left, right = _UNBOUNDED if window_size is _UNBOUNDED else _window(window_size)
+    left, right = _window(window_size)
     scale = None if softmax_scale is None else _scale(softmax_scale)
     cap = None if softcap is None else _softcap(softcap)
     if scale is not None and cap is not None and abs(scale) / cap > _LARGEST / 2:  # by twice of it
@@ -102,6 +108,10 @@ def check_return_lse(return_lse: Any) -> None:
     """
     if not isinstance(return_lse, (bool, np.bool_)):
         raise TypeError(f"attention: return_lse is {return_lse!r}; it must be True or False")
+
+
+def _is_unbounded(window_size: Any) -> bool:
+    return type(window_size) is tuple and len(window_size) == 2 and window_size[0] is None and window_size[1] is None
 
 
 def _window(window_size: Any) -> WindowSize:

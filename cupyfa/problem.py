@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import Arrays, Operand, overlaps_itself, share_memory
+from cupyfa.operand import Addresses, Arrays, Operand, overlaps_itself, share_memory
 from cupyfa.options import Options
 from cupyfa.spec import DType
 
@@ -179,15 +179,15 @@ class Problem:
         return 0 in (self.batch, self.seqlen_q, self.heads_q, self.seqlen_k)
 
 
-def check_addresses(problem: Problem, addresses: Arrays[int]) -> None:
+def check_addresses(problem: Problem, addresses: Addresses) -> None:
     """Check what depends on where the arrays are: alignment, and outputs that share memory with others.
 
     Parameters
     ----------
     problem : Problem
         The checked problem.
-    addresses : Arrays of int
-        0 for an empty array, and for one that was not passed.
+    addresses : Addresses
+        Of all arrays.
 
     Raises
     ------
@@ -195,8 +195,8 @@ def check_addresses(problem: Problem, addresses: Arrays[int]) -> None:
         An address is not aligned, or an output overlaps another array.
     """
     q, k, v, out, lse, sink, slopes = addresses
-    if (q | k | v | (out or 0)) % _TMA_ALIGNMENT or ((lse or 0) | (sink or 0) | (slopes or 0)) % 4:
-        for name, address in addresses.given().items():
+    if (q | k | v | out) % _TMA_ALIGNMENT or (lse | sink | slopes) % 4:
+        for name, address in zip(addresses._fields, addresses, strict=True):
             alignment = _TMA_ALIGNMENT if name in _MATRICES else 4
             if address % alignment:
                 raise ValueError(
@@ -206,33 +206,33 @@ def check_addresses(problem: Problem, addresses: Arrays[int]) -> None:
     check_overlap(problem, addresses)
 
 
-def check_overlap(problem: Problem, addresses: Arrays[int]) -> None:
+def check_overlap(problem: Problem, addresses: Addresses) -> None:
     """Check that no output shares memory with another array.
 
     Parameters
     ----------
     problem : Problem
         The checked problem.
-    addresses : Arrays of int
-        0 for an empty array, and for one that was not passed.
+    addresses : Addresses
+        Of all arrays.
 
     Raises
     ------
     ValueError
         Naming both arrays.
     """
-    inputs: list[tuple[Operand, int]] = [
-        (getattr(problem, name), address)
-        for name, address in addresses.given().items()
-        if address and name not in _OUTPUTS
-    ]
-    out, lse = addresses.out or 0, addresses.lse or 0
+    q, k, v, out, lse, sink, slopes = addresses
+    inputs: tuple[tuple[Operand, int], ...] = ((problem.q, q), (problem.k, k), (problem.v, v))
+    if problem.sink is not None:
+        inputs += ((problem.sink, sink),)
+    if problem.alibi_slopes is not None:
+        inputs += ((problem.alibi_slopes, slopes),)
     _check_overlap(problem.out, out, inputs)
     if problem.lse is not None and lse:
-        _check_overlap(problem.lse, lse, [*inputs, (problem.out, out)])
+        _check_overlap(problem.lse, lse, (*inputs, (problem.out, out)))
 
 
-def _check_overlap(output: Operand, address: int, others: list[tuple[Operand, int]]) -> None:
+def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:
     for other, other_address in others:
         if share_memory(output, address, other, other_address):
             raise ValueError(

@@ -14,7 +14,7 @@ from bad_calls import BAD_CALLS, GOOD, KV, BadCall, Q, Where, qkv, zeros
 
 import cupyfa
 from cupyfa.errors import type_name
-from cupyfa.operand import Arrays, Layout, Operand
+from cupyfa.operand import Addresses, Arrays, Layout, Operand
 from cupyfa.options import Options, check_options, check_return_lse
 from cupyfa.problem import Problem, check_addresses, check_overlap
 from cupyfa.select import H200, select
@@ -35,7 +35,8 @@ def as_if_on_gpu(*, layout: Any = "BSHD", return_lse: Any = False, config: Any =
     select(problem, H200, config)
     if arrays.out is None:
         arrays = arrays._replace(out=zeros(np, arrays.q.shape, arrays.q.dtype))
-    check_addresses(problem, arrays.map(lambda name, x: x.ctypes.data if x.size else 0))
+    places = {name: x.ctypes.data if x.size else 0 for name, x in arrays.given().items()}
+    check_addresses(problem, Addresses(**places))
     return problem
 
 
@@ -385,7 +386,7 @@ def test_one_number_may_stand_for_all_heads() -> None:
     )
     assert problem.sink is not None
     assert problem.sink.span == (0, 4)
-    check_addresses(problem, Arrays(1024, 2048, 4096, 8192, 0, 20, 24))
+    check_addresses(problem, Addresses(1024, 2048, 4096, 8192, 0, 20, 24))
 
 
 def test_slopes_of_the_layout_bhsd_are_by_head() -> None:
@@ -402,20 +403,18 @@ def test_sink_between_the_rows_of_lse() -> None:
     sink = operand("sink", (4,), F32, strides=(8,))
     slopes = operand("alibi_slopes", (4,), F32, strides=(32,))
     problem = pose(**good(lse=lse, sink=sink, alibi_slopes=slopes))
-    check_overlap(problem, Arrays(1024, 2048, 4096, 8192, 16384, 16384 + 4, 16384 + 12))
+    check_overlap(problem, Addresses(1024, 2048, 4096, 8192, 16384, 16384 + 4, 16384 + 12))
     for name in ("sink", "alibi_slopes"):
-        places = Arrays(1024, 2048, 4096, 8192, 16384, 16384 + 4, 16384 + 12)._replace(**{name: 16384 + 8})
+        places = Addresses(1024, 2048, 4096, 8192, 16384, 16384 + 4, 16384 + 12)._replace(**{name: 16384 + 8})
         with pytest.raises(ValueError, match=rf"^attention: lse shares memory with {name}; it must be an array of its"):
             check_overlap(problem, places)
 
 
-@pytest.mark.parametrize("absent", [None, 0])
-def test_arrays_that_were_not_passed_are_nowhere(absent: Any) -> None:
-    """A launch has 0 for them."""
+def test_arrays_that_were_not_passed_are_nowhere() -> None:
     problem = pose(**good())
-    check_addresses(problem, Arrays(1024, 2048, 4096, 8192, absent, absent, absent))
+    check_addresses(problem, Addresses(1024, 2048, 4096, 8192))
     with pytest.raises(ValueError, match="out shares memory with v"):
-        check_addresses(problem, Arrays(1024, 2048, 4096, 4096, absent, absent, absent))
+        check_addresses(problem, Addresses(1024, 2048, 4096, 4096))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.0, -0.125, 1e38, 2.35e38])
@@ -495,7 +494,7 @@ def test_stride_of_an_axis_with_one_index_is_free(stride: int) -> None:
     odd = [operand(name, shape, strides=(stride, stride, stride, 2)) for name in ("q", "k", "v", "out")]
     problem = pose(*odd)
     assert problem.q.span == (0, 32)
-    check_addresses(problem, Arrays(1024, 2048, 4096, 8192))
+    check_addresses(problem, Addresses(1024, 2048, 4096, 8192))
 
 
 def test_broadcast_keys_and_values() -> None:
@@ -503,7 +502,7 @@ def test_broadcast_keys_and_values() -> None:
     v = operand("v", (4, 6, 2, 16), strides=(0, 32, 0, 2))
     problem = pose(operand("q", (4, 4, 4, 16)), k, v)
     assert (problem.k.strides, problem.v.span) == ((0, 64, 32, 2), (0, 5 * 32 + 32))
-    check_addresses(problem, Arrays(1024, 16384, 32768, 65536))
+    check_addresses(problem, Addresses(1024, 16384, 32768, 65536))
 
 
 @pytest.mark.parametrize(
@@ -523,11 +522,11 @@ def test_overlap_is_exact_for_strided_outputs() -> None:
     # Rows of q and out alternate; one element further they meet.
     q = operand("q", (1, 4, 1, 16), strides=(256, 64, 32, 2))
     problem = pose(q, operand("k", (1, 6, 1, 16)), operand("v", (1, 6, 1, 16)), dataclasses.replace(q, name="out"))
-    check_overlap(problem, Arrays(4096, 65536, 65536, 4096 + 32))
+    check_overlap(problem, Addresses(4096, 65536, 65536, 4096 + 32))
     for shift in (-30, 30, 64, 64 + 30, 3 * 64):
         with pytest.raises(ValueError, match=r"^attention: out shares memory with q; it must be an array of its own"):
-            check_overlap(problem, Arrays(4096, 65536, 65536, 4096 + shift))
-    check_overlap(problem, Arrays(4096, 65536, 65536, 4096 + 256))
+            check_overlap(problem, Addresses(4096, 65536, 65536, 4096 + shift))
+    check_overlap(problem, Addresses(4096, 65536, 65536, 4096 + 256))
 
 
 def test_overlap_of_numpy_views_with_negative_strides() -> None:

@@ -46,6 +46,16 @@ def test_c12_a_sink_where_no_key_is_seen(backend: Any) -> None:
     np.testing.assert_allclose(lse[..., :128], 0.5, rtol=1e-6)
 
 
+def test_a_nan_is_not_hidden_by_a_sink_that_outweighs_all_keys(backend: Any) -> None:
+    """The weights of the keys vanish beside it, but a row with keys does not pass for one without."""
+    q, k, v = inputs(130, 150)
+    v[0, 3, 0, 5] = np.nan
+    for sink in (60.0, 200.0):
+        out, _ = backend.attention(q, k, v, sink=np.full(2, sink, np.float32))
+        assert np.isnan(out[..., 5]).all()
+        assert np.isfinite(np.delete(out, 5, axis=-1)).all()
+
+
 def test_c22_scores_that_are_all_far_below_0(backend: Any) -> None:
     """Causal, heads 14/2, a first tile that is masked in part; a maximum that stays at 0 makes every weight vanish."""
     q, k, v = inputs(88, 448, 14, 2)
