@@ -152,7 +152,8 @@ def per_head(
 def _distance(seqlen_q: int, seqlen_k: int, rows: slice) -> npt.NDArray[np.intp]:
     """Return how far each key is from the key that is aligned with the row: ``(rows, seqlen_k)``."""
     diagonal = np.arange(seqlen_q)[rows] + (seqlen_k - seqlen_q)
-    return np.abs(diagonal[:, None] - np.arange(seqlen_k))
+    distance: npt.NDArray[np.intp] = np.abs(diagonal[:, None] - np.arange(seqlen_k))
+    return distance
 
 
 def head_groups(

@@ -27,6 +27,7 @@ SHAPES = [
     (1, 130, 300, 2, 1, 200),
     (40, 100, 90, 8, 4, 40),
 ]
+OPTIONS: list[dict[str, Any]] = [{}, {"causal": True}, {"window_size": (40, 9)}, {"softcap": 20.0}]
 WITHOUT_SETMAXNREG = {"setmaxnreg": False, "pingpong": False, "tile_m": 64, "tile_n": 64}
 
 
@@ -43,8 +44,9 @@ def main() -> None:
             shape = (batch, seqlen_q, heads_q, head_dim)
             q: Any = cupy.asarray(random_array(shape, dtype, 1, amplitude=amplitude))
             k, v = (cupy.asarray(random_array((batch, seqlen_k, heads_kv, head_dim), dtype, seed)) for seed in (2, 3))
-            for causal in (False, True):
-                cupyfa.attention(q, k, v, causal=causal, return_lse=True, config=config)
+            of_heads = cupy.linspace(-1, 1, heads_q, dtype=np.float32)
+            for options in (*OPTIONS, {"causal": True, "sink": of_heads, "alibi_slopes": of_heads}):
+                cupyfa.attention(q, k, v, return_lse=True, config=config, **options)
                 cupy.cuda.Device().synchronize()
                 launches += 1
     print(f"{launches} launches with config={config}")
