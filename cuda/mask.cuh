@@ -4,20 +4,38 @@
 #pragma once
 #include "params.h"
 #include "spec.cuh"
+#include "tile_scheduler.cuh"
 
 namespace cupyfa {
 
 constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 
-/// Keys first_key(row) <= j < visible_keys(row) are visible to the row; there may be none.
+/// The sequence that a tile belongs to. Its keys first_key(row) <= j < visible_keys(row) are visible to a row; there may be
+/// none.
 template <FwdSpec S>
-__device__ inline int visible_keys(const FwdParams& p, int row) {
-  return S.causal ? min(p.seqlen_k, row + 1 + p.last_diagonal) : p.seqlen_k;
-}
-template <FwdSpec S>
-__device__ inline int first_key(const FwdParams& p, int row) {
-  return S.window ? max(0, row + p.first_diagonal) : 0;
-}
+class Sequence {
+ public:
+  __device__ Sequence(const FwdParams& p, const TileOf<S>& tile) : p_(p) {
+    if constexpr (S.varlen) {
+      seqlen_q_ = tile.seqlen_q;
+      seqlen_k_ = tile.seqlen_k;
+    }
+  }
+
+  __device__ int seqlen_q() const { return S.varlen ? seqlen_q_ : p_.seqlen_q; }
+  __device__ int seqlen_k() const { return S.varlen ? seqlen_k_ : p_.seqlen_k; }
+
+  __device__ int visible_keys(int row) const {
+    return S.causal ? min(seqlen_k(), row + 1 + p_.last_diagonal + shift()) : seqlen_k();
+  }
+  __device__ int first_key(int row) const { return S.window ? max(0, row + p_.first_diagonal + shift()) : 0; }
+
+ private:
+  __device__ int shift() const { return S.varlen ? seqlen_k_ - seqlen_q_ : 0; }  // else it is in the diagonals
+
+  const FwdParams& p_;
+  int seqlen_q_, seqlen_k_;
+};
 
 /// Key blocks that rows row_begin <= i < row_end walk over: the blocks begin <= j < end that they need, and one even if they
 /// see no key. All of them see all keys of the blocks low <= j < full.
@@ -25,10 +43,10 @@ struct BlockRange {
   int begin, low, full, end;
 
   template <FwdSpec S>
-  __device__ static BlockRange of(const FwdParams& p, int row_begin, int row_end) {
-    const int most = max(0, visible_keys<S>(p, row_end - 1));
-    const int least = max(0, visible_keys<S>(p, row_begin));
-    return {first_key<S>(p, row_begin) / S.tile_n, (first_key<S>(p, row_end - 1) + S.tile_n - 1) / S.tile_n,
+  __device__ static BlockRange of(const Sequence<S>& sequence, int row_begin, int row_end) {
+    const int most = max(0, sequence.visible_keys(row_end - 1));
+    const int least = max(0, sequence.visible_keys(row_begin));
+    return {sequence.first_key(row_begin) / S.tile_n, (sequence.first_key(row_end - 1) + S.tile_n - 1) / S.tile_n,
             least / S.tile_n, max(1, (most + S.tile_n - 1) / S.tile_n)};
   }
 };
@@ -38,9 +56,9 @@ template <FwdSpec S>
 class Mask {
  public:
   /// The thread's rows are `row` and `row + 8`, its first column in a block is `column`.
-  __device__ Mask(const FwdParams& p, int row, int column)
-      : begin_{first_key<S>(p, row) - column, first_key<S>(p, row + 8) - column},
-        end_{visible_keys<S>(p, row) - column, visible_keys<S>(p, row + 8) - column} {}
+  __device__ Mask(const Sequence<S>& sequence, int row, int column)
+      : begin_{sequence.first_key(row) - column, sequence.first_key(row + 8) - column},
+        end_{sequence.visible_keys(row) - column, sequence.visible_keys(row + 8) - column} {}
 
   /// `blocks`: of these rows. Few blocks have both ends, so each is looked for by itself.
   __device__ void apply(float (&scores)[S.tile_n / 2], int block, const BlockRange& blocks) const {

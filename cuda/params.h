@@ -12,8 +12,20 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
+/// A query tile of a packed batch, for all of its heads. A plan lists them in the order in which they are computed, the
+/// tiles of a sequence behind each other.
+struct alignas(16) PackedTile {
+  int q_begin, seqlen_q;  ///< the sequence's rows in the packed q, out and lse
+  int k_begin, seqlen_k;  ///< its rows in the packed k and v
+  int sequence;
+  unsigned first;         ///< of the sequence's tiles: its number in the plan
+  unsigned padding[2];
+};
+
 /// Parameters of an attention forward. Tensor maps have the dimensions (head_dim, seqlen, heads, batch), innermost
-/// first, whatever the strides of the arrays are.
+/// first, whatever the strides of the arrays are. With packed sequences, the last one is over tokens, and the map begins
+/// `rows` tokens before the array, where `rows` is its size along seqlen: a sequence of n tokens that begins at token b has
+/// its row i at (rows - n + i, b + n). So its end is the end of the tensor, and TMA never touches a neighbour.
 struct FwdParams {
   TensorMap q, k, v, o;
   float* lse;                      ///< natural logarithm, or null when nobody asked for it
@@ -29,15 +41,18 @@ struct FwdParams {
                                    ///< softcap: 2 * softcap * log2(e)
   float softcap_slope;             ///< 2 * log2(e) * |softmax_scale| / softcap
   float softcap;                   ///< natural
-  int seqlen_q, seqlen_k;
+  int seqlen_q, seqlen_k;          ///< packed: the rows of the tensor maps
   int last_diagonal;               ///< causal: row i sees no key behind i + last_diagonal
-  int first_diagonal;              ///< window: row i sees no key before i + first_diagonal
+  int first_diagonal;              ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
+                                   ///< with as many queries as keys, others add the difference
   unsigned heads_q;                ///< query heads
   unsigned heads_per_kv;           ///< query heads that share one key/value head
   unsigned heads_total;            ///< batch * heads_q
   unsigned tiles_m;                ///< query tiles of one head
   unsigned tiles;                  ///< heads_total * tiles_m
   unsigned heads_per_section;      ///< query heads whose keys and values should stay in L2 together
+  const PackedTile* packed_tiles;  ///< the plan
+  const unsigned* packed_count;    ///< how many tiles it has
   unsigned* tile_counter;          ///< 0 between launches, for the dynamic scheduler; null: tiles are dealt out
 };
 

@@ -1,9 +1,9 @@
 // Scores that are more than scaled: softcap and ALiBi. Its twin is in cupyfa/oracles/online.py.
 #pragma once
+#include "mask.cuh"
 #include "params.h"
 #include "ptx/arithmetic.cuh"
 #include "spec.cuh"
-#include "tile_scheduler.cuh"
 
 namespace cupyfa {
 
@@ -14,10 +14,11 @@ template <FwdSpec S>
 class ScoreMod {
  public:
   /// The thread's rows are `row` and `row + 8`, its first column in a block is `column`.
-  __device__ ScoreMod(const FwdParams& p, const Tile& tile, int row, int column) : p_(p) {
+  __device__ ScoreMod(const FwdParams& p, const TileOf<S>& tile, int row, int column) : p_(p) {
     if constexpr (S.alibi) {
       slope_ = __fmul_rn(-p.alibi_slopes[tile.batch * p.alibi_stride_batch + tile.head * p.alibi_stride_head], log2_e);
-      distance_ = column - row - (p.seqlen_k - p.seqlen_q);
+      const Sequence<S> sequence(p, tile);
+      distance_ = column - row - (sequence.seqlen_k() - sequence.seqlen_q());
     }
   }
 

@@ -11,6 +11,7 @@
 
 namespace cupyfa {
 
+/// A query tile of one head.
 struct alignas(16) Tile {
   int m;  // query rows m * tile_m and up; -1: there are no more tiles
   int head;  // query head
@@ -20,16 +21,37 @@ struct alignas(16) Tile {
   __device__ bool valid() const { return m >= 0; }
 };
 
+/// The same, of a packed sequence.
+struct VarlenTile : Tile {
+  int q_begin, seqlen_q, k_begin, seqlen_k;  // as in PackedTile
+};
+
+namespace detail {
+template <bool varlen>
+struct TileOf {
+  using type = Tile;
+};
+template <>
+struct TileOf<true> {
+  using type = VarlenTile;
+};
+}  // namespace detail
+
+template <FwdSpec S>
+using TileOf = typename detail::TileOf<S.varlen>::type;
+
 template <FwdSpec S>
 class TileScheduler {
  public:
-  __device__ explicit TileScheduler(const FwdParams& p) : p_(p), number_(blockIdx.x - gridDim.x), round_(0) {}
+  __device__ explicit TileScheduler(const FwdParams& p) : p_(p), number_(blockIdx.x - gridDim.x), round_(0) {
+    if constexpr (S.varlen) tiles_ = *p.packed_count * p.heads_q;
+  }
 
   /// Starts to look for the next tile; after an invalid one there is none. Nothing uses the number here: a draw takes as
   /// long as a load from memory, and the producer has other things to do.
   __device__ void advance() {
     if (S.scheduler == Scheduler::one_tile) {
-      number_ = p_.tiles;
+      number_ = tiles();
     } else if (draws()) {
       number_ = atomicAdd(p_.tile_counter, 1u);
     } else {
@@ -41,27 +63,43 @@ class TileScheduler {
   }
 
   /// The tile that was looked for, at first the one that the CTA starts with.
-  __device__ Tile tile() const {
+  __device__ TileOf<S> tile() const {
     const u32 ordinal = gridDim.x + number_;
-    if (ordinal >= p_.tiles) {
+    if (ordinal >= tiles()) {
       // Each CTA starts with a tile and draws until it gets none: as many draws as there are tiles. The last one makes
       // the counter ready for the next launch.
-      if (draws() && number_ == p_.tiles - 1) *p_.tile_counter = 0;
+      if (draws() && number_ == tiles() - 1) *p_.tile_counter = 0;
       return {-1, 0, 0, 0};
     }
+    if constexpr (S.varlen) {
+      const PackedTile packed = p_.packed_tiles[ordinal / p_.heads_q];
+      const u32 tiles_m = (packed.seqlen_q + S.tile_m - 1) / S.tile_m;
+      const Tile tile = in_section(ordinal - packed.first * p_.heads_q, tiles_m, p_.heads_q);
+      return {{tile.m, tile.head, tile.head_kv, packed.sequence}, packed.q_begin, packed.seqlen_q, packed.k_begin,
+              packed.seqlen_k};
+    } else {
+      return of_batch(ordinal);
+    }
+  }
+
+ private:
+  __device__ Tile of_batch(u32 ordinal) const {
     if constexpr (!S.longest_first) {
       const u32 head_in_all = ordinal / p_.tiles_m;
       return tile_of(ordinal - head_in_all * p_.tiles_m, head_in_all);
     }
-    const u32 section = ordinal / (p_.tiles_m * p_.heads_per_section);
-    const u32 first_head = section * p_.heads_per_section;
-    const u32 rest = ordinal - first_head * p_.tiles_m;
-    const u32 heads = min(p_.heads_per_section, p_.heads_total - first_head);
-    const u32 m = rest / heads;
-    return tile_of(S.tiles_grow() ? p_.tiles_m - 1 - m : m, first_head + (rest - m * heads));
+    return in_section(ordinal, p_.tiles_m, p_.heads_total);
   }
 
- private:
+  __device__ Tile in_section(u32 ordinal, u32 tiles_m, u32 heads_total) const {
+    const u32 section = ordinal / (tiles_m * p_.heads_per_section);
+    const u32 first_head = section * p_.heads_per_section;
+    const u32 rest = ordinal - first_head * tiles_m;
+    const u32 heads = min(p_.heads_per_section, heads_total - first_head);
+    const u32 m = rest / heads;
+    return tile_of(S.tiles_grow() ? tiles_m - 1 - m : m, first_head + (rest - m * heads));
+  }
+
   __device__ Tile tile_of(u32 m, u32 head_in_all) const {
     const u32 batch = head_in_all / p_.heads_q;
     const u32 head = head_in_all - batch * p_.heads_q;
@@ -69,7 +107,10 @@ class TileScheduler {
   }
   __device__ bool draws() const { return S.scheduler == Scheduler::dynamic && p_.tile_counter != nullptr; }
 
+  __device__ u32 tiles() const { return S.varlen ? tiles_ : p_.tiles; }
+
   const FwdParams& p_;
+  u32 tiles_;  // of a plan
   u32 number_;  // of the tile, counted from the first that no CTA starts with
   u32 round_;
 };

@@ -131,6 +131,7 @@ class Candidate:
             tile_n=self.tile_n,
             stages=self.stages,
             q_stages=self.q_stages,
+            varlen=False,
             causal=problem.right is not None,
             window=problem.left is not None,
             sink=problem.sink is not None,

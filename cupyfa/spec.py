@@ -58,6 +58,8 @@ class FwdSpec:
         Slots of the K ring and of the V ring.
     q_stages : int
         Slots of the Q ring.
+    varlen : bool
+        Sequences are packed, and a plan lists their tiles.
     causal : bool
         Keys end at a diagonal: a bottom-right aligned causal mask, or the right side of a window.
     window : bool
@@ -101,8 +103,8 @@ class FwdSpec:
     --------
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
-    ...     causal=True, window=False, sink=False, softcap=False, alibi=False, negate_scores=False, overlap=True,
-    ...     three_stage=False, speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=False,
+    ...     varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, negate_scores=False,
+    ...     overlap=True, three_stage=False, speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=False,
     ...     warp_specialized=True, scheduler=Scheduler.DYNAMIC, longest_first=True, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
@@ -116,6 +118,7 @@ class FwdSpec:
     tile_n: int
     stages: int
     q_stages: int
+    varlen: bool
     causal: bool
     window: bool
     sink: bool
@@ -155,7 +158,7 @@ class FwdSpec:
     def __str__(self) -> str:
         """Return the spec on one short line, for tables and error messages."""
         names = (
-            *("causal", "window", "sink", "softcap", "alibi", "negate_scores"),
+            *("varlen", "causal", "window", "sink", "softcap", "alibi", "negate_scores"),
             *("overlap", "three_stage", "speculative", "pingpong", "setmaxnreg"),
         )
         switches = [name for name in names if getattr(self, name)]

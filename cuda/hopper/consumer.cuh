@@ -99,7 +99,8 @@ class Consumer {
     Probabilities one, two;
 
     Work work = works_.next();
-    int m = row_tile(work);  // every CTA has a tile
+    int m = row_tile(work);
+    if (S.varlen && m < 0) return;  // else every CTA has a tile
     Slot k = K_.wait();
     issue_scores<S>(scores, rows_of(work), k.data);
     complete<0>(scores);
@@ -107,8 +108,9 @@ class Consumer {
       // S of the tile's last block is complete. (Behind each of the waits above, where it is another branch, this release
       // costs the loop its uniform registers: tests/test_compiler.py looks at them.)
       release(k);
-      const BlockRange blocks = place_.blocks_of(p_, m);
-      const Mask<S> mask = place_.mask_of(p_, m);
+      const Sequence<S> sequence = sequence_of(work);
+      const BlockRange blocks = place_.blocks_of(sequence, m);
+      const Mask<S> mask = place_.mask_of(sequence, m);
       const ScoreMod<S> score_mod = place_.score_mod_of(p_, works_.tile(work));
       auto softmax = make_softmax<S>(p_);
 
@@ -210,8 +212,9 @@ class Consumer {
       const Work work = works_.next();
       const int m = row_tile(work);
       if (m < 0) return;
-      const BlockRange blocks = place_.blocks_of(p_, m);
-      const Mask<S> mask = place_.mask_of(p_, m);
+      const Sequence<S> sequence = sequence_of(work);
+      const BlockRange blocks = place_.blocks_of(sequence, m);
+      const Mask<S> mask = place_.mask_of(sequence, m);
       const ScoreMod<S> score_mod = place_.score_mod_of(p_, works_.tile(work));
       auto softmax = make_softmax<S>(p_);
       Output O;
@@ -247,6 +250,17 @@ class Consumer {
   /// warpgroups do not spill.
   __device__ int row_tile(const Work& work) const {
     return int(__reduce_or_sync(0xffffffff, u32(works_.tile(work).m)));
+  }
+
+  /// Its lengths in uniform registers, as the loop over its blocks needs them.
+  __device__ Sequence<S> sequence_of(const Work& work) const {
+    TileOf<S> tile;
+    if constexpr (S.varlen) {
+      tile = works_.tile(work);
+      tile.seqlen_q = int(__reduce_or_sync(0xffffffff, u32(tile.seqlen_q)));
+      tile.seqlen_k = int(__reduce_or_sync(0xffffffff, u32(tile.seqlen_k)));
+    }
+    return {p_, tile};
   }
 
   __device__ SharedAddress rows_of(const Work& work) const { return place_.rows_of(works_.data(work)); }

@@ -16,7 +16,7 @@ namespace cupyfa::hopper {
 /// Closes the rows of a tile, with the learnable logit of its head if heads have one. With a softcap, logits have been too
 /// small by it.
 template <FwdSpec S, class Softmax>
-__device__ inline RowPair close_rows(const FwdParams& p, const Tile& tile, const Softmax& softmax, RowPair& lse) {
+__device__ inline RowPair close_rows(const FwdParams& p, const TileOf<S>& tile, const Softmax& softmax, RowPair& lse) {
   const float shift = S.softcap ? p.softcap : 0.f;
   RowPair inverse;
   if constexpr (S.sink) {
@@ -35,13 +35,18 @@ __device__ inline RowPair close_rows(const FwdParams& p, const Tile& tile, const
 }
 
 template <FwdSpec S>
-__device__ inline void store_lse(const FwdParams& p, const Tile& tile, const Place<S>& place, const RowPair& lse) {
+__device__ inline void store_lse(const FwdParams& p, const TileOf<S>& tile, const Place<S>& place, const RowPair& lse) {
   if (p.lse == nullptr || place.lane() % 4 != 0) return;
-  float* head = p.lse + tile.batch * p.lse_stride_batch + tile.head * p.lse_stride_head;
+  float* head = p.lse + tile.head * p.lse_stride_head;
+  if constexpr (S.varlen) {
+    head += tile.q_begin * p.lse_stride_row;
+  } else {
+    head += tile.batch * p.lse_stride_batch;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = tile.m * S.tile_m + place.row() + 8 * r;
-    if (row < p.seqlen_q) head[row * p.lse_stride_row] = lse.row[r];
+    if (row < Sequence<S>(p, tile).seqlen_q()) head[row * p.lse_stride_row] = lse.row[r];
   }
 }
 

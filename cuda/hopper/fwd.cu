@@ -65,9 +65,9 @@ constexpr bool is_valid() {
                   "without warp specialization a copy runs under the products of the next block: set overlap=True, "
                   "three_stage=False, and stages to 2 or more");
   }
-  static_assert(S.warp_specialized && !S.three_stage || !S.window && !S.modifies_scores(),
-                "windows and score modifiers are written for the roles and two stages: set warp_specialized=True, "
-                "three_stage=False");
+  static_assert(S.warp_specialized && !S.three_stage || !S.window && !S.modifies_scores() && !S.varlen,
+                "windows, score modifiers and packed sequences are written for the roles and two stages: set "
+                "warp_specialized=True, three_stage=False");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }

@@ -5,7 +5,6 @@
 #include "params.h"
 #include "score_mod.cuh"
 #include "spec.cuh"
-#include "tile_scheduler.cuh"
 
 namespace cupyfa::hopper {
 
@@ -28,16 +27,18 @@ struct Place {
 
   /// All warpgroups walk the blocks of the whole tile, so that they take equal turns; each masks for its own rows, and one
   /// above the diagonal may mask a whole block.
-  __device__ BlockRange blocks_of(const FwdParams& p, int m) const {
+  __device__ BlockRange blocks_of(const Sequence<S>& sequence, int m) const {
     const int row = m * S.tile_m, own = row + warpgroup_rows * warpgroup;
-    const BlockRange all = BlockRange::of<S>(p, row, row + S.tile_m);
-    const BlockRange masked = BlockRange::of<S>(p, own, own + warpgroup_rows);
+    const BlockRange all = BlockRange::of<S>(sequence, row, row + S.tile_m);
+    const BlockRange masked = BlockRange::of<S>(sequence, own, own + warpgroup_rows);
     return {all.begin, masked.low, masked.full, all.end};
   }
 
-  __device__ Mask<S> mask_of(const FwdParams& p, int m) const { return {p, m * S.tile_m + row(), column()}; }
+  __device__ Mask<S> mask_of(const Sequence<S>& sequence, int m) const {
+    return {sequence, m * S.tile_m + row(), column()};
+  }
 
-  __device__ ScoreMod<S> score_mod_of(const FwdParams& p, const Tile& tile) const {
+  __device__ ScoreMod<S> score_mod_of(const FwdParams& p, const TileOf<S>& tile) const {
     return {p, tile, tile.m * S.tile_m + row(), column()};
   }
 

@@ -1,5 +1,6 @@
 // The producer role: one thread that keeps the rings of Q, K and V filled by TMA (specification 0x03).
 #pragma once
+#include "hopper/rows.cuh"
 #include "hopper/storage.cuh"
 #include "mask.cuh"
 #include "params.h"
@@ -22,13 +23,14 @@ __device__ inline void load(const TensorMap& map, const Slot& slot, int row, int
 /// Where the keys and values of a tile lie.
 struct Keys {
   int first, last;  // blocks
-  int head, batch;
+  int head;
+  Rows rows;
 
   template <FwdSpec S>
-  __device__ static Keys of(const FwdParams& p, const Tile& tile) {
+  __device__ static Keys of(const FwdParams& p, const TileOf<S>& tile) {
     const int row = tile.m * S.tile_m;
-    const BlockRange blocks = BlockRange::of<S>(p, row, row + S.tile_m);
-    return {blocks.begin, blocks.end - 1, tile.head_kv, tile.batch};
+    const BlockRange blocks = BlockRange::of<S>(Sequence<S>(p, tile), row, row + S.tile_m);
+    return {blocks.begin, blocks.end - 1, tile.head_kv, Rows::of_k<S>(p, tile)};
   }
 };
 
@@ -44,15 +46,16 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   ptx::prefetch_tensormap(p.v);
 
   const auto load_k = [&](const Keys& keys, int block) {
-    load<S.head_dim, S.tile_n>(p.k, K.acquire(), block * S.tile_n, keys.head, keys.batch);
+    load<S.head_dim, S.tile_n>(p.k, K.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
   };
   const auto load_v = [&](const Keys& keys, int block) {
-    load<S.head_dim_v, S.tile_n>(p.v, V.acquire(), block * S.tile_n, keys.head, keys.batch);
+    load<S.head_dim_v, S.tile_n>(p.v, V.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
   };
-  const auto post = [&](const Tile& tile) {
-    load<S.head_dim, S.tile_m>(p.q, works.post(tile, Storage<S>::q_bytes), tile.m * S.tile_m, tile.head, tile.batch);
+  const auto post = [&](const TileOf<S>& tile) {
+    const Rows rows = Rows::of_q<S>(p, tile);
+    load<S.head_dim, S.tile_m>(p.q, works.post(tile, Storage<S>::q_bytes), rows.first, tile.head, rows.batch);
   };
-  const auto post_or_close = [&](const Tile& tile) {
+  const auto post_or_close = [&](const TileOf<S>& tile) {
     if (tile.valid()) {
       post(tile);
     } else {
@@ -61,10 +64,13 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   };
 
   TileScheduler<S> tiles(p);
-  Tile tile = tiles.tile();
+  TileOf<S> tile = tiles.tile();
+  if constexpr (S.varlen) {
+    if (!tile.valid()) return works.close();  // only the device knows how many tiles there are; else every CTA has one
+  }
   Keys keys = Keys::of<S>(p, tile);
   load_k(keys, keys.last);
-  post(tile);  // every CTA has one
+  post(tile);
   while (tile.valid()) {
     const Keys these = keys;
     for (int j = these.last; j > these.first + 1; --j) {

@@ -21,13 +21,13 @@ struct Storage {
   alignas(swizzle_atom_bytes) unsigned char qo[S.q_stages][qo_bytes];  // O leaves through the slot of its Q
   alignas(swizzle_atom_bytes) unsigned char k[S.stages][k_bytes];
   alignas(swizzle_atom_bytes) unsigned char v[S.stages][v_bytes];
-  Tile tiles[S.q_stages];
+  TileOf<S> tiles[S.q_stages];
   WorkBarriers<S.q_stages> work_barriers;
   RingBarriers<S.stages> k_barriers;
   RingBarriers<S.stages> v_barriers;
 
-  using WorkProducer = hopper::WorkProducer<S.q_stages, qo_bytes>;
-  using WorkConsumer = hopper::WorkConsumer<S.q_stages, qo_bytes>;
+  using WorkProducer = hopper::WorkProducer<TileOf<S>, S.q_stages, qo_bytes>;
+  using WorkConsumer = hopper::WorkConsumer<TileOf<S>, S.q_stages, qo_bytes>;
   using KProducer = RingProducer<S.stages, k_bytes>;
   using KConsumer = RingConsumer<S.stages, k_bytes>;
   using VProducer = RingProducer<S.stages, v_bytes>;

@@ -1,6 +1,7 @@
 // The storer role: one thread that moves finished output tiles from shared memory to global memory by TMA, so that no
 // consumer waits for a store.
 #pragma once
+#include "hopper/rows.cuh"
 #include "hopper/storage.cuh"
 #include "params.h"
 #include "ptx/tma.cuh"
@@ -9,10 +10,11 @@ namespace cupyfa::hopper {
 
 /// Starts to store the O of a tile that is staged at `o`.
 template <FwdSpec S>
-__device__ inline void issue_store(const FwdParams& p, const Tile& tile, SharedAddress o) {
+__device__ inline void issue_store(const FwdParams& p, const TileOf<S>& tile, SharedAddress o) {
+  const Rows rows = Rows::of_q<S>(p, tile);
 #pragma unroll
   for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
-    ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, tile.m * S.tile_m, tile.head, tile.batch,
+    ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, rows.first, tile.head, rows.batch,
                                        o + panel * panel_bytes(S.tile_m));
   }
   ptx::cp_async_bulk_commit_group();
@@ -23,7 +25,7 @@ __device__ void store(const FwdParams& p, Storage<S>& storage) {
   typename Storage<S>::WorkConsumer works(storage.qo, storage.work_barriers, storage.tiles);
   while (true) {
     const Work work = works.next();
-    const Tile tile = works.tile(work);
+    const TileOf<S> tile = works.tile(work);
     if (!tile.valid()) return;
     wait_parity(works.staged(work), work.parity);  // proves that all rows of O are staged, and visible to TMA
     issue_store<S>(p, tile, works.data(work));

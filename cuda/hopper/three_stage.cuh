@@ -13,8 +13,9 @@ __device__ void Consumer<S>::three_stage() {
     const Work work = works_.next();
     const int m = row_tile(work);
     if (m < 0) return;
-    const BlockRange blocks = place_.blocks_of(p_, m);
-    const Mask<S> mask = place_.mask_of(p_, m);
+    const Sequence<S> sequence = sequence_of(work);
+    const BlockRange blocks = place_.blocks_of(sequence, m);
+    const Mask<S> mask = place_.mask_of(sequence, m);
     auto softmax = make_softmax<S>(p_);
     Scores one, two;  // of the next block and of the one after it, in turn: a copy would have to wait for the product
     Probabilities P;

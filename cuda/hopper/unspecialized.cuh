@@ -33,8 +33,9 @@ class Unspecialized {
     const Work work = works_.next();
     const int m = int(__reduce_or_sync(0xffffffff, u32(works_.tile(work).m)));  // in a uniform register
     const SharedAddress q = place_.rows_of(works_.data(work));
-    const BlockRange blocks = place_.blocks_of(p_, m);
-    const Mask<S> mask = place_.mask_of(p_, m);
+    const Sequence<S> sequence(p_, works_.tile(work));
+    const BlockRange blocks = place_.blocks_of(sequence, m);
+    const Mask<S> mask = place_.mask_of(sequence, m);
     auto softmax = make_softmax<S>(p_);
 
     int j = blocks.end - 1;
@@ -126,7 +127,7 @@ class Unspecialized {
   /// In the round of block j: over K_{j+1} and V_{j+2}, the last ones that the round before has read.
   __device__ void load_next(const Work& work, int last, int j) const {
     const Tile tile = works_.tile(work);
-    const Keys keys = {0, last, tile.head_kv, tile.batch};
+    const Keys keys = {0, last, tile.head_kv, Rows::of_k<S>(p_, tile)};
     if (j + 1 >= S.stages) load_k(keys, j + 1 - S.stages);
     if (j + 2 <= last && j + 2 >= S.stages) load_v(keys, j + 2 - S.stages);
   }
@@ -134,11 +135,11 @@ class Unspecialized {
   // A walk of one step: what it would keep from block to block is computed, because registers are scarce.
   __device__ void load_k(const Keys& keys, int block) const {
     typename Storage<S>::KProducer K(storage_.k, storage_.k_barriers, keys.last - block);
-    load<S.head_dim, S.tile_n>(p_.k, K.acquire(), block * S.tile_n, keys.head, keys.batch);
+    load<S.head_dim, S.tile_n>(p_.k, K.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
   }
   __device__ void load_v(const Keys& keys, int block) const {
     typename Storage<S>::VProducer V(storage_.v, storage_.v_barriers, keys.last - block);
-    load<S.head_dim_v, S.tile_n>(p_.v, V.acquire(), block * S.tile_n, keys.head, keys.batch);
+    load<S.head_dim_v, S.tile_n>(p_.v, V.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
   }
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {

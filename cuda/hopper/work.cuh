@@ -14,7 +14,7 @@ struct WorkBarriers {
 };
 
 /// By one thread. `stagers`: arrivals that say that O is in the slot.
-template <int stages>
+template <class Tile, int stages>
 __device__ inline void initialise(WorkBarriers<stages>& barriers, Tile (&tiles)[stages], u32 stagers) {
   initialise(barriers.q, 1);
   for (int stage = 0; stage < stages; ++stage) {
@@ -29,7 +29,7 @@ struct Work {
   u32 parity;  // of this round of the ring
 };
 
-template <int stages, int slot_bytes>
+template <class Tile, int stages, int slot_bytes>
 class WorkProducer : RingWalk<stages, slot_bytes> {
  public:
   __device__ WorkProducer(const void* data, const WorkBarriers<stages>& barriers, Tile (&tiles)[stages])
@@ -61,7 +61,7 @@ class WorkProducer : RingWalk<stages, slot_bytes> {
   Tile (&tiles_)[stages];
 };
 
-template <int stages, int slot_bytes>
+template <class Tile, int stages, int slot_bytes>
 class WorkConsumer : RingWalk<stages, slot_bytes> {
  public:
   __device__ WorkConsumer(const void* data, const WorkBarriers<stages>& barriers, const Tile (&tiles)[stages])
