@@ -12,14 +12,22 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-/// A query tile of a packed batch, for all of its heads. A plan lists them in the order in which they are computed, the
-/// tiles of a sequence behind each other.
+/// A query tile of packed sequences, for all heads. The tiles of a sequence are behind each other in the plan, and each of
+/// them says the same: which rows of the sequence it is follows from its number, and from the head.
 struct alignas(16) PackedTile {
-  int q_begin, seqlen_q;  ///< the sequence's rows in the packed q, out and lse
-  int k_begin, seqlen_k;  ///< its rows in the packed k and v
-  int sequence;
-  unsigned first;         ///< of the sequence's tiles: its number in the plan
-  unsigned padding[2];
+  int q_begin, seqlen_q;       ///< the sequence's rows in the packed q, out and lse
+  int k_begin, seqlen_k;       ///< its rows in the packed k and v
+  int sequence;                ///< its number in the batch
+  unsigned first;              ///< the number of its first tile in the plan
+  unsigned heads_per_section;  ///< query heads whose keys and values should stay in L2 together
+  unsigned padding;
+};
+
+/// Which tiles packed sequences have, in the order in which they are computed: what plan.cu writes and the kernels read.
+struct Plan {
+  unsigned count;
+  unsigned padding[7];
+  PackedTile tiles[1];  ///< as many as fit into the caller's memory
 };
 
 /// Parameters of an attention forward. Tensor maps have the dimensions (head_dim, seqlen, heads, batch), innermost
@@ -43,17 +51,34 @@ struct FwdParams {
   float softcap;                   ///< natural
   int seqlen_q, seqlen_k;          ///< packed: the rows of the tensor maps
   int last_diagonal;               ///< causal: row i sees no key behind i + last_diagonal
-  int first_diagonal;              ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
-                                   ///< with as many queries as keys, others add the difference
-  unsigned heads_q;                ///< query heads
-  unsigned heads_per_kv;           ///< query heads that share one key/value head
-  unsigned heads_total;            ///< batch * heads_q
-  unsigned tiles_m;                ///< query tiles of one head
-  unsigned tiles;                  ///< heads_total * tiles_m
-  unsigned heads_per_section;      ///< query heads whose keys and values should stay in L2 together
-  const PackedTile* packed_tiles;  ///< the plan
-  const unsigned* packed_count;    ///< how many tiles it has
-  unsigned* tile_counter;          ///< 0 between launches, for the dynamic scheduler; null: tiles are dealt out
+  int first_diagonal;  ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
+  ///< with as many queries as keys, others add the difference
+  unsigned heads_q;  ///< query heads
+  unsigned heads_per_kv;  ///< query heads that share one key/value head
+  unsigned heads_total;  ///< batch * heads_q
+  unsigned tiles_m;  ///< query tiles of one head
+  unsigned tiles;  ///< heads_total * tiles_m
+  unsigned heads_per_section;  ///< query heads whose keys and values should stay in L2 together
+  const Plan* plan;  ///< of packed sequences
+  unsigned* tile_counter;  ///< 0 between launches, for the dynamic scheduler; null: tiles are dealt out
+};
+
+/// Parameters of the kernel that makes a plan.
+struct PlanParams {
+  const int* cu_seqlens_q;  ///< where the sequences begin in the packed q, and where the last one ends
+  const int* cu_seqlens_k;  ///< likewise in k and v
+  const int* seqused_q;  ///< how many rows of each are queries; null: all
+  const int* seqused_k;  ///< how many are keys; null: all
+  Plan* plan;  ///< with room for total_q / tile_m + min(total_q, 2 * sequences + 1) tiles
+  unsigned sequences;
+  int total_q, total_k;  ///< rows of the packed arrays
+  int tile_m, tile_n;  ///< of the kernel that will read it
+  int window;  ///< the most keys that a row sees
+  unsigned heads_q, heads_per_kv;
+  unsigned keys_in_l2;  ///< keys of one head whose K and V fill half of L2
+  unsigned multiprocessors;
+  int tiles_grow;  ///< 1: tiles differ in length by the row, and take sections of heads
+  int longest_first;  ///< 1: sort the sequences
 };
 
 /// What the host must know to launch a kernel. Computed once, by C++; Python reads it back.
@@ -65,7 +90,7 @@ struct KernelTraits {
   int tile_n;
   int box_cols;  ///< columns of every TMA box
   int persistent;  ///< 1: launch at most one CTA per multiprocessor; 0: one CTA per tile
-  int dynamic;     ///< 1: CTAs draw their tiles from a counter
+  int dynamic;  ///< 1: CTAs draw their tiles from a counter
   int producer_registers, consumer_registers;  ///< per thread, by setmaxnreg; 0: as the launch gives them
 };
 

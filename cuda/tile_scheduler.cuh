@@ -23,7 +23,7 @@ struct alignas(16) Tile {
 
 /// The same, of a packed sequence.
 struct VarlenTile : Tile {
-  int q_begin, seqlen_q, k_begin, seqlen_k;  // as in PackedTile
+  int q_begin, seqlen_q, k_begin, seqlen_k;  // as in PackedTile; the batch is the number of the sequence
 };
 
 namespace detail {
@@ -44,7 +44,7 @@ template <FwdSpec S>
 class TileScheduler {
  public:
   __device__ explicit TileScheduler(const FwdParams& p) : p_(p), number_(blockIdx.x - gridDim.x), round_(0) {
-    if constexpr (S.varlen) tiles_ = *p.packed_count * p.heads_q;
+    if constexpr (S.varlen) tiles_ = p.plan->count * p.heads_q;
   }
 
   /// Starts to look for the next tile; after an invalid one there is none. Nothing uses the number here: a draw takes as
@@ -72,30 +72,30 @@ class TileScheduler {
       return {-1, 0, 0, 0};
     }
     if constexpr (S.varlen) {
-      const PackedTile packed = p_.packed_tiles[ordinal / p_.heads_q];
+      const PackedTile packed = p_.plan->tiles[ordinal / p_.heads_q];
       const u32 tiles_m = (packed.seqlen_q + S.tile_m - 1) / S.tile_m;
-      const Tile tile = in_section(ordinal - packed.first * p_.heads_q, tiles_m, p_.heads_q);
-      return {{tile.m, tile.head, tile.head_kv, packed.sequence}, packed.q_begin, packed.seqlen_q, packed.k_begin,
+      const Tile tile = of_heads(ordinal - packed.first * p_.heads_q, tiles_m, p_.heads_q, packed.heads_per_section);
+      return {{tile.m, tile.head, tile.head_kv, packed.sequence},
+              packed.q_begin,
+              packed.seqlen_q,
+              packed.k_begin,
               packed.seqlen_k};
     } else {
-      return of_batch(ordinal);
+      return of_heads(ordinal, p_.tiles_m, p_.heads_total, p_.heads_per_section);
     }
   }
 
  private:
-  __device__ Tile of_batch(u32 ordinal) const {
+  /// The tile with a number among those of some heads.
+  __device__ Tile of_heads(u32 ordinal, u32 tiles_m, u32 all_heads, u32 heads_per_section) const {
     if constexpr (!S.longest_first) {
-      const u32 head_in_all = ordinal / p_.tiles_m;
-      return tile_of(ordinal - head_in_all * p_.tiles_m, head_in_all);
+      const u32 head_in_all = ordinal / tiles_m;
+      return tile_of(ordinal - head_in_all * tiles_m, head_in_all);
     }
-    return in_section(ordinal, p_.tiles_m, p_.heads_total);
-  }
-
-  __device__ Tile in_section(u32 ordinal, u32 tiles_m, u32 heads_total) const {
-    const u32 section = ordinal / (tiles_m * p_.heads_per_section);
-    const u32 first_head = section * p_.heads_per_section;
+    const u32 section = ordinal / (tiles_m * heads_per_section);
+    const u32 first_head = section * heads_per_section;
     const u32 rest = ordinal - first_head * tiles_m;
-    const u32 heads = min(p_.heads_per_section, heads_total - first_head);
+    const u32 heads = min(heads_per_section, all_heads - first_head);
     const u32 m = rest / heads;
     return tile_of(S.tiles_grow() ? tiles_m - 1 - m : m, first_head + (rest - m * heads));
   }

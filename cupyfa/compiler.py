@@ -14,7 +14,7 @@ from typing import Any
 
 from cupyfa.errors import CompileError
 from cupyfa.sources import amalgamate
-from cupyfa.spec import FwdSpec
+from cupyfa.spec import Spec
 
 __all__ = [
     "Compiled",
@@ -36,12 +36,12 @@ MIN_CUPY = (14, 2)
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 
-def options(spec: FwdSpec) -> tuple[str, ...]:
+def options(spec: Spec) -> tuple[str, ...]:
     """Return the compiler options of a spec, for RawModule and for NVRTC alike.
 
     Parameters
     ----------
-    spec : FwdSpec
+    spec : Spec
         The kernel.
 
     Returns
@@ -54,12 +54,12 @@ def options(spec: FwdSpec) -> tuple[str, ...]:
     return ("-std=c++20", f"-arch={spec.arch}", "--ptxas-options=-v", "-lineinfo", "--no-cache")
 
 
-def compile_key(spec: FwdSpec) -> tuple[str, ...]:
+def compile_key(spec: Spec) -> tuple[str, ...]:
     """Return everything of ours that decides which binary a spec becomes.
 
     Parameters
     ----------
-    spec : FwdSpec
+    spec : Spec
         The kernel.
 
     Returns
@@ -142,7 +142,7 @@ class Ptx:
 
     Attributes
     ----------
-    spec : FwdSpec
+    spec : Spec
         The kernel.
     ptx : str
         PTX text.
@@ -150,7 +150,7 @@ class Ptx:
         Mangled names of the kernel and of its ``KernelTraits`` object.
     """
 
-    spec: FwdSpec
+    spec: Spec
     ptx: str
     symbol: str
     traits_symbol: str
@@ -202,12 +202,12 @@ def first_error(log: str) -> str:
     return (causes or lines or ["no message"])[0]
 
 
-def compile_offline(spec: FwdSpec) -> Compiled:
+def compile_offline(spec: Spec) -> Compiled:
     """Compile a kernel with NVRTC alone: no GPU, no driver, no CuPy.
 
     Parameters
     ----------
-    spec : FwdSpec
+    spec : Spec
         The kernel.
 
     Returns
@@ -233,12 +233,12 @@ def compile_offline(spec: FwdSpec) -> Compiled:
         )
 
 
-def compile_ptx(spec: FwdSpec) -> Ptx:
+def compile_ptx(spec: Spec) -> Ptx:
     """Compile a kernel to PTX, which takes a tenth of the time that machine code does.
 
     Parameters
     ----------
-    spec : FwdSpec
+    spec : Spec
         The kernel.
 
     Returns
@@ -258,7 +258,7 @@ def compile_ptx(spec: FwdSpec) -> Ptx:
 
 
 @contextlib.contextmanager
-def _program(spec: FwdSpec, flags: tuple[str, ...]) -> Iterator[tuple[Any, Any, str, tuple[str, str]]]:
+def _program(spec: Spec, flags: tuple[str, ...]) -> Iterator[tuple[Any, Any, str, tuple[str, str]]]:
     """Compile, and keep the program while it is read: nvrtc, the program, its log, the mangled names."""
     try:
         from cuda.bindings import nvrtc  # noqa: PLC0415 - optional, and only needed here

@@ -17,7 +17,7 @@ from cupyfa._launch import PARAMETER_SIZES, Function, TileCounters, unpack_trait
 from cupyfa.compiler import PtxasReport, check_versions, compile_key, first_error, options
 from cupyfa.errors import CompileError
 from cupyfa.sources import amalgamate
-from cupyfa.spec import FwdSpec
+from cupyfa.spec import Spec
 
 __all__ = ["Kernel", "load"]
 
@@ -28,7 +28,7 @@ class Kernel:
 
     Attributes
     ----------
-    spec : FwdSpec
+    spec : Spec
         Its compile key.
     function : Function
         CUfunction, and whether it has run.
@@ -44,7 +44,7 @@ class Kernel:
         Keeps the code loaded.
     """
 
-    spec: FwdSpec
+    spec: Spec
     function: Function
     traits: dict[str, int]
     attributes: dict[str, int]
@@ -56,16 +56,16 @@ class Kernel:
 #: For as many streams and captured launches of a device.
 _TILE_COUNTERS = 2**16
 
-_locks: dict[tuple[FwdSpec, int], threading.Lock] = {}
-_kernels: dict[tuple[FwdSpec, int], Kernel] = {}
+_locks: dict[tuple[Spec, int], threading.Lock] = {}
+_kernels: dict[tuple[Spec, int], Kernel] = {}
 
 
-def load(spec: FwdSpec, device: int) -> Kernel:
+def load(spec: Spec, device: int) -> Kernel:
     """Return the kernel of a spec on a device, which is the current one; the first call compiles.
 
     Parameters
     ----------
-    spec : FwdSpec
+    spec : Spec
         The compile key.
     device : int
         The current CUDA device.
@@ -96,7 +96,7 @@ def _check_installation() -> None:
     check_versions(cupy.cuda.nvrtc.getVersion(), cupy.__version__)
 
 
-def _compile(spec: FwdSpec, device: int) -> Kernel:
+def _compile(spec: Spec, device: int) -> Kernel:
     import cupy  # noqa: PLC0415
 
     _check_installation()
@@ -149,7 +149,7 @@ def _read_traits(module: Any, expression: str) -> bytes:
     return bytes(cupy.ndarray((size,), dtype=cupy.uint8, memptr=pointer).get())
 
 
-def _keep_report(spec: FwdSpec, log: str) -> PtxasReport | None:
+def _keep_report(spec: Spec, log: str) -> PtxasReport | None:
     """Keep a fresh log beside CuPy's cached cubin, which has none, or find the log of an earlier process there."""
     from cupy.cuda import nvrtc  # noqa: PLC0415
 

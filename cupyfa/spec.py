@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from typing import ClassVar
 
-__all__ = ["DType", "FwdSpec", "Scheduler"]
+__all__ = ["DType", "FwdSpec", "PlanSpec", "Scheduler", "Spec"]
 
 
 class DType(enum.Enum):
@@ -168,3 +168,27 @@ class FwdSpec:
         head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
         return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSpec:
+    """Compile key of the kernel that plans packed sequences: there is one.
+
+    Examples
+    --------
+    >>> PlanSpec().name_expression
+    'cupyfa::make_plan'
+    """
+
+    entry: ClassVar[str] = "plan.cu"
+    arch: ClassVar[str] = "sm_90a"
+    name_expression: ClassVar[str] = "cupyfa::make_plan"
+    traits_expression: ClassVar[str] = "cupyfa::plan_traits"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        return f"plan {self.arch}"
+
+
+#: The compile key of any kernel.
+Spec = FwdSpec | PlanSpec

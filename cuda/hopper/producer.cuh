@@ -20,17 +20,17 @@ __device__ inline void load(const TensorMap& map, const Slot& slot, int row, int
   }
 }
 
-/// Where the keys and values of a tile lie.
+/// Where the keys and values of a tile lie in the tensor maps.
 struct Keys {
-  int first, last;  // blocks
-  int head;
-  Rows rows;
+  int first, last;  // rows of the first and of the last block
+  int head, batch;
 
   template <FwdSpec S>
   __device__ static Keys of(const FwdParams& p, const TileOf<S>& tile) {
     const int row = tile.m * S.tile_m;
     const BlockRange blocks = BlockRange::of<S>(Sequence<S>(p, tile), row, row + S.tile_m);
-    return {blocks.begin, blocks.end - 1, tile.head_kv, Rows::of_k<S>(p, tile)};
+    const Rows rows = Rows::of_k<S>(p, tile);
+    return {rows.first + blocks.begin * S.tile_n, rows.first + (blocks.end - 1) * S.tile_n, tile.head_kv, rows.batch};
   }
 };
 
@@ -45,11 +45,11 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   ptx::prefetch_tensormap(p.k);
   ptx::prefetch_tensormap(p.v);
 
-  const auto load_k = [&](const Keys& keys, int block) {
-    load<S.head_dim, S.tile_n>(p.k, K.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
+  const auto load_k = [&](const Keys& keys, int row) {
+    load<S.head_dim, S.tile_n>(p.k, K.acquire(), row, keys.head, keys.batch);
   };
-  const auto load_v = [&](const Keys& keys, int block) {
-    load<S.head_dim_v, S.tile_n>(p.v, V.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
+  const auto load_v = [&](const Keys& keys, int row) {
+    load<S.head_dim_v, S.tile_n>(p.v, V.acquire(), row, keys.head, keys.batch);
   };
   const auto post = [&](const TileOf<S>& tile) {
     const Rows rows = Rows::of_q<S>(p, tile);
@@ -73,14 +73,14 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   post(tile);
   while (tile.valid()) {
     const Keys these = keys;
-    for (int j = these.last; j > these.first + 1; --j) {
-      load_k(these, j - 1);
-      load_v(these, j);
+    for (int row = these.last; row > these.first + S.tile_n; row -= S.tile_n) {
+      load_k(these, row - S.tile_n);
+      load_v(these, row);
     }
     tiles.advance();  // here a draw is back before the next slot is free, and it binds the CTA no earlier than it must
     if (these.last > these.first) {
       load_k(these, these.first);
-      load_v(these, these.first + 1);
+      load_v(these, these.first + S.tile_n);
     }
     tile = tiles.tile();
     if (tile.valid()) {

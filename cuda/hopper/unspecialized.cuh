@@ -115,31 +115,31 @@ class Unspecialized {
   /// Q, and the blocks that the rings have slots for.
   __device__ void load_first() const {
     const Tile tile = TileScheduler<S>(p_).tile();  // every CTA has one
-    const Keys keys = Keys::of<S>(p_, tile);
+    const int row = tile.m * S.tile_m;
+    const int last = BlockRange::of<S>(Sequence<S>(p_, tile), row, row + S.tile_m).end - 1;
     typename Storage<S>::WorkProducer works(storage_.qo, storage_.work_barriers, storage_.tiles);
-    load<S.head_dim, S.tile_m>(p_.q, works.post(tile, Storage<S>::q_bytes), tile.m * S.tile_m, tile.head, tile.batch);
-    for (int j = keys.last; j >= 0 && j > keys.last - S.stages; --j) {
-      load_k(keys, j);
-      load_v(keys, j);
+    load<S.head_dim, S.tile_m>(p_.q, works.post(tile, Storage<S>::q_bytes), row, tile.head, tile.batch);
+    for (int j = last; j >= 0 && j > last - S.stages; --j) {
+      load_k(tile, last, j);
+      load_v(tile, last, j);
     }
   }
 
   /// In the round of block j: over K_{j+1} and V_{j+2}, the last ones that the round before has read.
   __device__ void load_next(const Work& work, int last, int j) const {
     const Tile tile = works_.tile(work);
-    const Keys keys = {0, last, tile.head_kv, Rows::of_k<S>(p_, tile)};
-    if (j + 1 >= S.stages) load_k(keys, j + 1 - S.stages);
-    if (j + 2 <= last && j + 2 >= S.stages) load_v(keys, j + 2 - S.stages);
+    if (j + 1 >= S.stages) load_k(tile, last, j + 1 - S.stages);
+    if (j + 2 <= last && j + 2 >= S.stages) load_v(tile, last, j + 2 - S.stages);
   }
 
   // A walk of one step: what it would keep from block to block is computed, because registers are scarce.
-  __device__ void load_k(const Keys& keys, int block) const {
-    typename Storage<S>::KProducer K(storage_.k, storage_.k_barriers, keys.last - block);
-    load<S.head_dim, S.tile_n>(p_.k, K.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
+  __device__ void load_k(const Tile& tile, int last, int block) const {
+    typename Storage<S>::KProducer K(storage_.k, storage_.k_barriers, last - block);
+    load<S.head_dim, S.tile_n>(p_.k, K.acquire(), block * S.tile_n, tile.head_kv, tile.batch);
   }
-  __device__ void load_v(const Keys& keys, int block) const {
-    typename Storage<S>::VProducer V(storage_.v, storage_.v_barriers, keys.last - block);
-    load<S.head_dim_v, S.tile_n>(p_.v, V.acquire(), keys.rows.first + block * S.tile_n, keys.head, keys.rows.batch);
+  __device__ void load_v(const Tile& tile, int last, int block) const {
+    typename Storage<S>::VProducer V(storage_.v, storage_.v_barriers, last - block);
+    load<S.head_dim_v, S.tile_n>(p_.v, V.acquire(), block * S.tile_n, tile.head_kv, tile.batch);
   }
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {
