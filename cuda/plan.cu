@@ -1,0 +1,143 @@
+// Plans packed sequences (specification 0x0B): which query tiles they have, and in which order the kernels take them. One
+// CTA; the lengths are on the device, and the host never learns them.
+//
+//   all threads   are the offsets ascending?  |  rows of each class of cost  |  where a class begins  |  the tiles
+//
+// A plan covers every row of q. The rows of no sequence, before the first one, behind the last one and where seqused_q ends
+// a sequence early, make stretches without keys, so that the kernel that reads the plan writes them as rows that see none.
+#include "params.h"
+#include "ptx/types.cuh"
+
+namespace cupyfa {
+
+constexpr u32 plan_threads = 1024;
+constexpr u32 warp_threads = 32;
+constexpr u32 all_lanes = 0xffffffff;
+
+/// Rows of the packed q that see keys of one sequence, or none.
+struct Stretch {
+  int q_begin, seqlen_q, k_begin, seqlen_k, sequence;
+
+  __device__ u32 tiles(const PlanParams& p) const { return (seqlen_q + p.tile_m - 1) / p.tile_m; }
+};
+
+/// Whether the sequences before `end` begin in order, within the array. All threads get the answer.
+__device__ inline bool ascending(const int* cu_seqlens, u32 sequences, int total) {
+  bool wrong = false;
+  for (u32 i = threadIdx.x; i < sequences; i += plan_threads) {
+    const int begin = cu_seqlens[i], end = cu_seqlens[i + 1];
+    wrong |= begin < 0 || end < begin || end > total;
+  }
+  return !__syncthreads_or(wrong);
+}
+
+/// How much of a sequence is used.
+__device__ inline int used(const int* seqused, u32 sequence, int length) {
+  return seqused == nullptr ? length : min(max(seqused[sequence], 0), length);
+}
+
+/// Stretches with an odd number are the sequences, those with an even one the rows before a sequence, and behind the last.
+__device__ inline Stretch stretch(const PlanParams& p, u32 sequences, u32 number) {
+  const u32 i = number / 2;
+  if (number % 2 == 1) {
+    const int q_begin = p.cu_seqlens_q[i], k_begin = p.cu_seqlens_k[i];
+    return {q_begin, used(p.seqused_q, i, p.cu_seqlens_q[i + 1] - q_begin), k_begin,
+            used(p.seqused_k, i, p.cu_seqlens_k[i + 1] - k_begin), int(i)};
+  }
+  int begin = 0;
+  if (i > 0) {
+    const int before = p.cu_seqlens_q[i - 1];
+    begin = before + used(p.seqused_q, i - 1, p.cu_seqlens_q[i] - before);
+  }
+  const int end = i < sequences ? p.cu_seqlens_q[i] : p.total_q;
+  return {begin, end - begin, 0, 0, 0};
+}
+
+/// The class of a stretch: 0 for the longest tiles. A cost is the number of key blocks; its leading bits as a float make 16
+/// classes of an octave.
+constexpr u32 cost_classes = 512;
+__device__ inline u32 class_of(const PlanParams& p, const Stretch& s) {
+  if (!p.longest_first) return 0;
+  const int keys = min(s.seqlen_k, p.window);
+  const u32 blocks = 1 + keys / p.tile_n;
+  constexpr u32 mantissa = 23, kept = 4, one = 127 << kept;
+  return cost_classes - 1 - ((__float_as_uint(float(blocks)) >> (mantissa - kept)) - one);
+}
+
+/// As cupyfa/schedule.py, which says why, for the heads of one sequence.
+__device__ inline u32 heads_per_section(const PlanParams& p, const Stretch& s) {
+  if (!p.tiles_grow || s.seqlen_k == 0) return 1;
+  const u32 quarter = 4 * p.multiprocessors / s.tiles(p);
+  const u32 spread = min(p.multiprocessors / 4, max(p.multiprocessors / 16, quarter));
+  const u32 wanted = max(max(p.keys_in_l2 / s.seqlen_k * p.heads_per_kv, spread), 1u);
+  const u32 sections = max(1u, (p.heads_q + wanted / 2) / wanted);
+  const u32 heads = (p.heads_q + sections - 1) / sections;
+  return (heads + p.heads_per_kv - 1) / p.heads_per_kv * p.heads_per_kv;
+}
+
+/// Turns the tiles of the classes into the number of each class' first tile, and returns the number of all.
+__device__ inline u32 accumulate(u32 (&classes)[cost_classes], u32 (&of_warps)[cost_classes / warp_threads]) {
+  const u32 lane = threadIdx.x % warp_threads, warp = threadIdx.x / warp_threads;
+  u32 before = 0, own = 0;
+  if (threadIdx.x < cost_classes) {
+    own = classes[threadIdx.x];
+    u32 sum = own;
+    for (u32 step = 1; step < warp_threads; step *= 2) {
+      const u32 other = __shfl_up_sync(all_lanes, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (lane == warp_threads - 1) of_warps[warp] = sum;
+    before = sum - own;
+  }
+  __syncthreads();  // proves the sums of the warps
+  u32 all = 0;
+  for (u32 i = 0; i < cost_classes / warp_threads; ++i) {
+    if (i < warp) before += of_warps[i];
+    all += of_warps[i];
+  }
+  if (threadIdx.x < cost_classes) classes[threadIdx.x] = before;
+  __syncthreads();  // proves where the classes begin
+  return all;
+}
+
+__global__ void __launch_bounds__(plan_threads, 1) make_plan(const __grid_constant__ PlanParams p) {
+  __shared__ u32 classes[cost_classes], of_warps[cost_classes / warp_threads];
+  for (u32 i = threadIdx.x; i < cost_classes; i += plan_threads) classes[i] = 0;
+
+  // Else there are none, and all rows see no key: whatever is in the offsets, nobody leaves the arrays. (Both have a
+  // barrier: no short circuit. The first one proves the zeros above.)
+  const bool q_valid = ascending(p.cu_seqlens_q, p.sequences, p.total_q);
+  const bool valid = ascending(p.cu_seqlens_k, p.sequences, p.total_k) && q_valid;
+  const u32 sequences = valid ? p.sequences : 0;
+  const u32 stretches = 2 * sequences + 1;
+
+  for (u32 i = threadIdx.x; i < stretches; i += plan_threads) {
+    const Stretch s = stretch(p, sequences, i);
+    if (s.seqlen_q > 0) atomicAdd(&classes[class_of(p, s)], s.tiles(p));
+  }
+  __syncthreads();  // proves the tiles of the classes
+  const u32 count = accumulate(classes, of_warps);
+  if (threadIdx.x == 0) p.plan->count = count;
+
+  // A lane looks at a stretch, its warp writes the tiles of each in turn: a sequence may have very many.
+  const u32 lane = threadIdx.x % warp_threads;
+  for (u32 base = threadIdx.x - lane; base < stretches; base += plan_threads) {
+    Stretch own = {};
+    if (base + lane < stretches) own = stretch(p, sequences, base + lane);
+    u32 own_first = 0;
+    if (own.seqlen_q > 0) own_first = atomicAdd(&classes[class_of(p, own)], own.tiles(p));
+    for (u32 source = 0; source < warp_threads; ++source) {
+      const auto from = [&](int value) { return __shfl_sync(all_lanes, value, source); };
+      const Stretch s = {from(own.q_begin), from(own.seqlen_q), from(own.k_begin), from(own.seqlen_k),
+                         from(own.sequence)};
+      const u32 first = from(own_first);
+      const PackedTile tile = {
+          s.q_begin, s.seqlen_q, s.k_begin, s.seqlen_k, s.sequence, first, heads_per_section(p, s)};
+      for (u32 i = lane; i < s.tiles(p); i += warp_threads) p.plan->tiles[first + i] = tile;
+    }
+  }
+}
+
+__constant__ KernelTraits plan_traits = {.threads = plan_threads, .cluster_size = 1};
+
+}  // namespace cupyfa
