@@ -7,12 +7,14 @@ class TensorMapGeometry:
     shape: tuple[int, int, int, int]
     strides: tuple[int, int, int]
     box: tuple[int, int]
+    before: int
     def __init__(
         self,
         dtype: str,
         shape: tuple[int, int, int, int],
         strides: tuple[int, int, int],
         box: tuple[int, int],
+        before: int = 0,
     ) -> None: ...
     def encode(self, address: int) -> bytes: ...
 
@@ -71,13 +73,32 @@ class ForwardLauncher:
         heads_per_section: int,
         counters: TileCounters | None = None,
     ) -> None: ...
-    def __call__(self, addresses: Sequence[int], stream: int) -> None: ...
+    def __call__(self, addresses: Sequence[int], stream: int, plan: int = 0) -> None: ...
     def pack(
         self,
         encode: Callable[[TensorMapGeometry, int], bytes],
         addresses: Sequence[int],
         tile_counter: int = 0,
+        plan: int = 0,
     ) -> bytes: ...
 
 def launch(function: Function, geometry: LaunchGeometry, stream: int, params: bytes) -> None: ...
 def unpack_traits(data: bytes) -> dict[str, int]: ...
+def plan_bytes(tiles: int) -> int: ...
+def pack_plan(
+    addresses: Sequence[int],
+    plan: int,
+    *,
+    sequences: int,
+    total_q: int,
+    total_k: int,
+    tile_m: int,
+    tile_n: int,
+    window: int,
+    heads_q: int,
+    heads_per_kv: int,
+    keys_in_l2: int,
+    multiprocessors: int,
+    tiles_grow: bool,
+    longest_first: bool,
+) -> bytes: ...

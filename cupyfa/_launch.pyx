@@ -30,7 +30,25 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         float scale_log2, softcap_slope, softcap
         int seqlen_q, seqlen_k, last_diagonal, first_diagonal
         unsigned heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section
+        const Plan *plan
         unsigned *tile_counter
+
+    cdef cppclass PackedTile:
+        pass
+
+    cdef cppclass Plan:
+        PackedTile tiles[1]
+
+    cdef cppclass PlanParams:
+        const int *cu_seqlens_q
+        const int *cu_seqlens_k
+        const int *seqused_q
+        const int *seqused_k
+        Plan *plan
+        unsigned sequences
+        int total_q, total_k, tile_m, tile_n, window
+        unsigned heads_q, heads_per_kv, keys_in_l2, multiprocessors
+        int tiles_grow, longest_first
 
     cdef cppclass KernelTraits:
         int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, persistent, dynamic
@@ -84,6 +102,9 @@ cdef TensorMapEncodeTiled cu_tensor_map_encode_tiled = NULL
 PARAMETER_SIZES = {
     "TensorMap": sizeof(TensorMap),
     "FwdParams": sizeof(FwdParams),
+    "PackedTile": sizeof(PackedTile),
+    "Plan": sizeof(Plan),
+    "PlanParams": sizeof(PlanParams),
     "KernelTraits": sizeof(KernelTraits),
     "LaunchAttribute": sizeof(LaunchAttribute),
     "LaunchConfig": sizeof(LaunchConfig),
@@ -137,18 +158,21 @@ cdef class TensorMapGeometry:
         Bytes from one index to the next along seqlen, heads and batch; multiples of 16.
     box : tuple of int
         Columns and rows of one copy.
+    before : int
+        How many bytes before the array the tensor begins: packed sequences (``FwdParams``) never use what is there.
     """
 
     cdef readonly str dtype
     cdef readonly tuple shape, strides, box
+    cdef readonly uint64_t before
     cdef int _type
     cdef uint64_t _shape[4]
     cdef uint64_t _strides[3]
     cdef uint32_t _box[4]
     cdef dict _encoded  # address -> 128 bytes: the rest of the key is this object
 
-    def __init__(self, str dtype, tuple shape, tuple strides, tuple box):
-        self.dtype, self.shape, self.strides, self.box = dtype, shape, strides, box
+    def __init__(self, str dtype, tuple shape, tuple strides, tuple box, uint64_t before=0):
+        self.dtype, self.shape, self.strides, self.box, self.before = dtype, shape, strides, box, before
         self._type = {"float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16}[dtype]
         self._shape[0], self._shape[1], self._shape[2], self._shape[3] = shape
         self._strides[0], self._strides[1], self._strides[2] = strides
@@ -157,7 +181,7 @@ cdef class TensorMapGeometry:
         self._encoded = {}
 
     cdef int _encode(self, uintptr_t address, TensorMap *map) except -1:
-        """Fill ``map`` for a tensor at this address."""
+        """Fill ``map`` for an array at this address."""
         cdef uint32_t element_strides[4]
         cdef Result result
         cdef bytes cached = self._encoded.get(address)
@@ -166,7 +190,7 @@ cdef class TensorMapGeometry:
             return 0
         element_strides = [1, 1, 1, 1]
         result = cu_tensor_map_encode_tiled(
-            map, self._type, 4, <void *>address, self._shape, self._strides, self._box, element_strides,
+            map, self._type, 4, <void *>(address - self.before), self._shape, self._strides, self._box, element_strides,
             tensor_map_interleave_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b,
             tensor_map_oob_fill_zeros)
         if result != 0:
@@ -179,7 +203,7 @@ cdef class TensorMapGeometry:
         return 0
 
     def encode(self, uintptr_t address):
-        """Return the driver's 128-byte tensor map for a tensor at this address.
+        """Return the driver's 128-byte tensor map for an array at this address.
 
         Parameters
         ----------
@@ -458,19 +482,21 @@ cdef class ForwardLauncher:
         p.heads_q, p.heads_per_kv, p.heads_total = heads_q, heads_per_kv, heads_total
         p.tiles_m, p.tiles, p.heads_per_section = tiles_m, tiles, heads_per_section
 
-    def __call__(self, addresses, uintptr_t stream):
+    def __call__(self, addresses, uintptr_t stream, uintptr_t plan=0):
         """Launch on a stream.
 
         Parameters
         ----------
         addresses : sequence of int
-            Of q, k, v, o, lse, sink and alibi_slopes; 0 for one that the problem does not have.
+            Of q, k, v, o, lse, sink and alibi_slopes; 0 for one that the problem does not have. More are ignored.
         stream : int
             CUstream.
+        plan : int
+            Address of the plan of packed sequences.
         """
         cdef FwdParams p = self._params[0]
         cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes
-        q, k, v, o, lse, sink, alibi_slopes = addresses
+        q, k, v, o, lse, sink, alibi_slopes = addresses[:7]
         _load_driver()
         self.function._bind_context()
         self.q._encode(q, &p.q)
@@ -478,11 +504,12 @@ cdef class ForwardLauncher:
         self.v._encode(v, &p.v)
         self.o._encode(o, &p.o)
         p.lse, p.sink, p.alibi_slopes = <float *>lse, <const float *>sink, <const float *>alibi_slopes
+        p.plan = <const Plan *>plan
         if self.counters is not None:
             p.tile_counter = <unsigned *>self.counters._of(<Stream>stream)
         self.geometry._launch(self.function, stream, &p)
 
-    def pack(self, encode, addresses, uintptr_t tile_counter=0):
+    def pack(self, encode, addresses, uintptr_t tile_counter=0, uintptr_t plan=0):
         """Return the packed ``FwdParams`` without a launch, and without a driver.
 
         Parameters
@@ -491,8 +518,8 @@ cdef class ForwardLauncher:
             ``encode(geometry, address)`` returns the 128 bytes of a tensor map.
         addresses : sequence of int
             As for a launch.
-        tile_counter : int
-            Address.
+        tile_counter, plan : int
+            Addresses.
 
         Returns
         -------
@@ -501,13 +528,13 @@ cdef class ForwardLauncher:
         """
         cdef FwdParams p = self._params[0]
         cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes
-        q, k, v, o, lse, sink, alibi_slopes = addresses
+        q, k, v, o, lse, sink, alibi_slopes = addresses[:7]
         _fill(&p.q, encode(self.q, q))
         _fill(&p.k, encode(self.k, k))
         _fill(&p.v, encode(self.v, v))
         _fill(&p.o, encode(self.o, o))
         p.lse, p.sink, p.alibi_slopes = <float *>lse, <const float *>sink, <const float *>alibi_slopes
-        p.tile_counter = <unsigned *>tile_counter
+        p.tile_counter, p.plan = <unsigned *>tile_counter, <const Plan *>plan
         return (<const char *>&p)[:sizeof(FwdParams)]
 
 
@@ -516,3 +543,53 @@ cdef int _fill(TensorMap *map, bytes encoded) except -1:
         raise ValueError(f"a tensor map has {sizeof(TensorMap)} bytes, got {len(encoded)}")
     memcpy(map, <const char *>encoded, sizeof(TensorMap))
     return 0
+
+
+def plan_bytes(tiles):
+    """Return the size of a plan in memory.
+
+    Parameters
+    ----------
+    tiles : int
+        The most that it may list.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    return sizeof(Plan) + tiles * sizeof(PackedTile)
+
+
+def pack_plan(addresses, uintptr_t plan, *, unsigned sequences, int total_q, int total_k, int tile_m, int tile_n,
+              int window, unsigned heads_q, unsigned heads_per_kv, unsigned keys_in_l2, unsigned multiprocessors,
+              bint tiles_grow, bint longest_first):
+    """Return the packed ``PlanParams``.
+
+    Parameters
+    ----------
+    addresses : sequence of int
+        Of cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k; 0 for one that was not passed.
+    plan : int
+        Where the plan goes.
+    sequences, total_q, total_k, tile_m, tile_n, window, heads_q, heads_per_kv, keys_in_l2, multiprocessors : int
+        As in ``PlanParams``.
+    tiles_grow, longest_first : bool
+        As in ``PlanParams``.
+
+    Returns
+    -------
+    bytes
+        The struct.
+    """
+    cdef PlanParams p
+    cdef uintptr_t cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    memset(&p, 0, sizeof(p))
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = addresses
+    p.cu_seqlens_q, p.cu_seqlens_k = <const int *>cu_seqlens_q, <const int *>cu_seqlens_k
+    p.seqused_q, p.seqused_k, p.plan = <const int *>seqused_q, <const int *>seqused_k, <Plan *>plan
+    p.sequences, p.total_q, p.total_k = sequences, total_q, total_k
+    p.tile_m, p.tile_n, p.window = tile_m, tile_n, window
+    p.heads_q, p.heads_per_kv, p.keys_in_l2 = heads_q, heads_per_kv, keys_in_l2
+    p.multiprocessors, p.tiles_grow, p.longest_first = multiprocessors, tiles_grow, longest_first
+    return (<const char *>&p)[:sizeof(PlanParams)]

@@ -19,10 +19,11 @@ from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
 from cupyfa.errors import type_name
 from cupyfa.operand import Addresses, Arrays, Layout, Operand
 from cupyfa.options import Options, WindowSize, check_options
+from cupyfa.packing import Packing
 from cupyfa.plan import fill_without_keys, plan_forward
 from cupyfa.problem import Problem, check_addresses
 from cupyfa.select import H200, Config, Device, Selection, select
-from cupyfa.spec import FwdSpec
+from cupyfa.spec import FwdSpec, PlanSpec, Spec
 
 __all__ = [
     "ARCHITECTURES",
@@ -60,12 +61,12 @@ def ran_clean(spec: FwdSpec) -> bool:
 
 
 @functools.cache
-def kernel_of(spec: FwdSpec) -> tuple[EmulatedKernel, dict[str, int]]:
+def kernel_of(spec: Spec) -> tuple[EmulatedKernel, dict[str, int]]:
     """Return the kernel of a spec, compiled to PTX and decoded, and its traits.
 
     Parameters
     ----------
-    spec : FwdSpec
+    spec : Spec
         The compile key.
 
     Returns
@@ -76,6 +77,43 @@ def kernel_of(spec: FwdSpec) -> tuple[EmulatedKernel, dict[str, int]]:
     compiled = compile_ptx(spec)
     kernel = EmulatedDevice(spec.arch).load(compiled.ptx).kernel(compiled.symbol)
     return kernel, unpack_traits(compiled.traits_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """The kernel that makes the plan of packed sequences, ready to run.
+
+    Attributes
+    ----------
+    kernel : EmulatedKernel
+        The kernel.
+    threads : int
+        Of its CTA.
+    params : bytes
+        The packed parameters.
+    plan : ndarray
+        uint8; where the plan goes.
+    """
+
+    kernel: EmulatedKernel
+    threads: int
+    params: bytes
+    plan: np.ndarray[Any, Any]
+
+    def launch(self, **options: Any) -> Run:
+        """Make the plan.
+
+        Parameters
+        ----------
+        **options
+            As for :meth:`Prepared.launch`.
+
+        Returns
+        -------
+        Run
+            What was found.
+        """
+        return self.kernel.launch(grid=1, block=self.threads, cluster=1, shared=0, params=self.params, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +136,8 @@ class Prepared:
         As it was passed.
     counter : ndarray
         From which its CTAs draw tiles.
+    planning : Planning or None
+        Of packed sequences.
     """
 
     problem: Problem
@@ -109,6 +149,7 @@ class Prepared:
     lse: np.ndarray[Any, Any] | None
     sink: np.ndarray[Any, Any] | None
     counter: np.ndarray[Any, Any]
+    planning: Planning | None = None
 
     def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
         """Run the kernel.
@@ -130,6 +171,10 @@ class Prepared:
             fill_without_keys(self.out, self.lse, self.sink)
             policy, seed = options.get("policy", "eager"), options.get("seed", 0)
             return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
+        if self.planning is not None:
+            run = self.planning.launch(**options)
+            if run.verdict != "clean":
+                return run
         geometry = self.launcher.geometry
         self.counter[...] = 0  # a run that was stopped, or a mutant, may have left it elsewhere
         run = (kernel or self.kernel).launch(
@@ -222,11 +267,11 @@ def prepare_arrays(
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)
     selection = select(problem, device, config)
-    q, k, v, out, lse, sink, slopes = arrays
+    out, lse, sink = arrays.out, arrays.lse, arrays.sink
     if out is None:
-        out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
+        out = np.empty((*arrays.q.shape[:-1], arrays.v.shape[-1]), arrays.q.dtype)
     if lse is None and want_lse:
-        lse = np.empty((problem.batch, problem.heads_q, problem.seqlen_q), np.float32)
+        lse = np.empty(problem.lse_shape, np.float32)
     for name, x in (("out", out), ("lse", lse)):
         if x is not None and not x.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
@@ -235,7 +280,7 @@ def prepare_arrays(
         return Prepared(problem, selection, None, None, b"", out, lse, sink, counter)
     kernel, traits = kernel_of(selection.spec)
     emulated = EmulatedDevice(arch, device.multiprocessors)
-    passed = Arrays(q, k, v, out, lse, sink, slopes).given()
+    passed = arrays._replace(out=out, lse=lse).given()
     addresses = Addresses(
         **{name: emulated.register(x, name=name, writable=name in ("out", "lse")) for name, x in passed.items()}
     )
@@ -245,6 +290,7 @@ def prepare_arrays(
     def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
         return emulated.tensor_map(
             address,
+            before=geometry.before,
             dtype=geometry.dtype,
             shape=geometry.shape,
             strides=geometry.strides,
@@ -253,8 +299,16 @@ def prepare_arrays(
         )
 
     at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
-    params = launcher.pack(tensor_map, addresses, at_counter)
-    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter)
+    planning, at_plan = None, 0
+    if problem.packed is not None:
+        packing = Packing.of(problem, selection, device)
+        plan = np.zeros(packing.plan_bytes, np.uint8)
+        at_plan = emulated.register(plan, name="plan")
+        plan_kernel, plan_traits = kernel_of(PlanSpec())
+        to_plan = packing.pack(addresses, at_plan)
+        planning = Planning(plan_kernel.on(emulated), plan_traits["threads"], to_plan, plan)
+    params = launcher.pack(tensor_map, addresses, at_counter, at_plan)
+    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter, planning)
 
 
 class EmulatedAttention(NamedTuple):

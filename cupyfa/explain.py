@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from cupyfa._launch import unpack_traits
-from cupyfa.attention import prepare
 from cupyfa.compiler import PtxasReport, compile_offline
+from cupyfa.dispatch import prepare
 from cupyfa.errors import CompileError, type_name
 from cupyfa.operand import Arrays, Layout, Operand
 from cupyfa.options import Options, WindowSize, check_options
@@ -179,7 +179,7 @@ def _compiled_rung(selection: Selection) -> Rung:
 
 
 def _explain_gpu(arrays: Arrays[Any], options: Options, config: Config | None) -> Explanation:
-    problem, selection, kernel, _ = prepare(arrays, options, False, config)
+    problem, selection, kernel, _, _ = prepare(arrays, options, False, config)
     if kernel is None:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     rung = Rung.RUN if kernel.function.launched else _compiled_rung(selection)

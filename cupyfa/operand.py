@@ -31,6 +31,8 @@ class Arrays(NamedTuple, Generic[T]):
     ----------
     q, k, v, out, lse, sink, alibi_slopes
         None for an array that was not passed.
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+        Likewise: lengths of packed sequences.
     """
 
     q: T
@@ -40,6 +42,10 @@ class Arrays(NamedTuple, Generic[T]):
     lse: T | None = None
     sink: T | None = None
     alibi_slopes: T | None = None
+    cu_seqlens_q: T | None = None
+    cu_seqlens_k: T | None = None
+    seqused_q: T | None = None
+    seqused_k: T | None = None
 
     def map(self, function: Callable[[str, T], U]) -> Arrays[U]:
         """Return ``function(name, x)`` for each of them, None where there is none."""
@@ -58,6 +64,8 @@ class Addresses(NamedTuple):
     ----------
     q, k, v, out, lse, sink, alibi_slopes
         0 for an empty array, and for one that was not passed.
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+        Likewise.
     """
 
     q: int
@@ -67,6 +75,10 @@ class Addresses(NamedTuple):
     lse: int = 0
     sink: int = 0
     alibi_slopes: int = 0
+    cu_seqlens_q: int = 0
+    cu_seqlens_k: int = 0
+    seqused_q: int = 0
+    seqused_k: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from cupyfa.errors import UnsupportedError, type_name
 from cupyfa.operand import LAYOUTS, Layout
 
-__all__ = ["Options", "WindowSize", "check_options", "check_return_lse"]
+__all__ = ["Options", "WindowSize", "check_max_seqlen", "check_options", "check_return_lse"]
 
 #: How many keys to the left and to the right of its own a query sees; None: all.
 WindowSize = tuple[int | None, int | None]
@@ -34,6 +34,8 @@ class Options(NamedTuple):
         None: off.
     layout : {"BSHD", "BHSD"}
         Of q, k, v and out.
+    max_seqlen_q : int or None
+        What the caller expects of packed sequences, for the choice of a kernel.
     """
 
     softmax_scale: float | None = None
@@ -41,6 +43,7 @@ class Options(NamedTuple):
     right: int | None = None
     softcap: float | None = None
     layout: Layout = "BSHD"
+    max_seqlen_q: int | None = None
 
 
 _PLAIN, _CAUSAL = Options(), Options(right=0)
@@ -73,7 +76,7 @@ def check_options(
     Examples
     --------
     >>> check_options(causal=True, window_size=(128, None))
-    Options(softmax_scale=None, left=128, right=0, softcap=None, layout='BSHD')
+    Options(softmax_scale=None, left=128, right=0, softcap=None, layout='BSHD', max_seqlen_q=None)
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"attention: layout is {layout!r}; it must be 'BSHD' or 'BHSD'")
@@ -108,6 +111,35 @@ def check_return_lse(return_lse: Any) -> None:
     """
     if not isinstance(return_lse, (bool, np.bool_)):
         raise TypeError(f"attention: return_lse is {return_lse!r}; it must be True or False")
+
+
+def check_max_seqlen(name: str, value: Any) -> int | None:
+    """Check the length of the longest sequence.
+
+    Parameters
+    ----------
+    name : str
+        The argument.
+    value
+        As in :func:`cupyfa.attention_varlen`.
+
+    Returns
+    -------
+    int or None
+        The same.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is not an integer, or negative.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"attention: {name} is {value!r}; it must be an integer or None")
+    if value < 0:
+        raise ValueError(f"attention: {name} is {value}; it must be at least 0")
+    return int(value)
 
 
 def _is_unbounded(window_size: Any) -> bool:

@@ -11,6 +11,7 @@ from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapG
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
 from cupyfa.problem import Problem
+from cupyfa.packing import packed_tiles
 from cupyfa.schedule import heads_per_section
 from cupyfa.select import Device
 
@@ -43,17 +44,23 @@ def plan_forward(
     ForwardLauncher
         Needs only addresses and a stream.
     """
-    tiles_m = -(-problem.seqlen_q // traits["tile_m"])
-    heads_total = problem.batch * problem.heads_q
+    if problem.packed is None:
+        tiles_m = -(-problem.seqlen_q // traits["tile_m"])
+        heads_total = problem.batch * problem.heads_q
+    else:  # at most; the plan knows better
+        tiles_m, heads_total = packed_tiles(problem, traits["tile_m"]), problem.heads_q
     tiles = heads_total * tiles_m
     if tiles > _MAX_TILES:
         raise UnsupportedError(
             f"attention: batch {problem.batch} * heads {problem.heads_q} * {tiles_m} query tiles are {tiles} tiles; "
             f"at most {_MAX_TILES} are supported: split the batch"
+            if problem.packed is None
+            else f"attention: {problem.heads_q} heads * {tiles_m} query tiles are {tiles} tiles; at most {_MAX_TILES} "
+            "are supported: split the batch"
         )
     batch, head, row = (0, 0, 0) if problem.lse is None else problem.lse.strides
     slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
-    diagonal = problem.seqlen_k - problem.seqlen_q
+    diagonal = 0 if problem.packed else problem.seqlen_k - problem.seqlen_q
     log2_e = math.log2(math.e)
     # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a masked
     # score stays -inf, where -inf * 0 would be NaN. Capped scores are from -1 to 0.
@@ -86,7 +93,7 @@ def plan_forward(
         heads_total=heads_total,
         tiles_m=tiles_m,
         tiles=tiles,
-        heads_per_section=heads_per_section(problem, traits, device),
+        heads_per_section=1 if problem.packed else heads_per_section(problem, traits, device),
         counters=counters,
     )
 
@@ -112,6 +119,10 @@ def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> Ten
     batch, seqlen, heads, head_dim = operand.shape
     # The stride of an axis with one index is never used, but the driver checks it.
     strides = [stride if size > 1 else 16 for stride, size in zip(operand.strides, operand.shape, strict=True)]
+    if problem.packed:  # see FwdParams
+        row = strides[1]
+        shape = (head_dim, seqlen, heads, seqlen + 1)
+        return TensorMapGeometry(problem.dtype.value, shape, (row, strides[2], row), box, before=seqlen * row)
     return TensorMapGeometry(
         problem.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), box
     )

@@ -19,16 +19,41 @@ __all__ = ["Problem", "check_addresses", "check_overlap"]
 _DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 _AXES = ("batch", "seqlen", "heads", "head_dim")
 _MATRICES = ("q", "k", "v", "out")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+# Packed arrays have no batch axis.
 _AXES_OF = dict.fromkeys(_MATRICES, _AXES) | {
     "lse": ("batch", "heads", "seqlen"),
     "sink": ("heads",),
     "alibi_slopes": ("batch", "heads"),
+    **dict.fromkeys(_LENGTHS, ("sequence",)),
 }
+_MAX_SEQUENCES = 2**30
 _OUTPUTS = ("out", "lse")
 _MAX_HEAD_DIM = 256
 _MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
 _MAX_STRIDE = 2**40  # of a tensor map, in bytes
 _TMA_ALIGNMENT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """What the problem of packed sequences has beside the arrays that hold them one behind the other.
+
+    Attributes
+    ----------
+    cu_seqlens_q, cu_seqlens_k : Operand
+        (batch + 1,): where each sequence begins, and where the last one ends.
+    seqused_q, seqused_k : Operand or None
+        (batch,): how many rows of each are used.
+    max_seqlen_q : int or None
+        What the caller expects of the longest sequence.
+    """
+
+    cu_seqlens_q: Operand
+    cu_seqlens_k: Operand
+    seqused_q: Operand | None
+    seqused_k: Operand | None
+    max_seqlen_q: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +65,7 @@ class Problem:
     dtype : DType
         Of all matrices.
     batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v : int
-        Sizes.
+        Sizes. With packed sequences, the batch is their number, and the lengths are those of the arrays.
     left, right : int or None
         Row ``i`` sees the keys from ``i + seqlen_k - seqlen_q - left`` to ``i + seqlen_k - seqlen_q + right``; None
         where all rows see all keys on that side.
@@ -49,13 +74,15 @@ class Problem:
     softcap : float or None
         Bound of the scaled scores.
     q, k, v, out : Operand
-        With the axes (batch, seqlen, heads, head_dim).
+        With the axes (batch, seqlen, heads, head_dim); packed, a batch of 1.
     lse : Operand or None
-        (batch, heads_q, seqlen_q).
+        (batch, heads_q, seqlen_q); packed, a batch of 1.
     sink : Operand or None
         (heads_q,).
     alibi_slopes : Operand or None
         (batch, heads_q); one for all batches has a stride of 0.
+    packed : Packed or None
+        None: sequences are equally long, and have an axis of their own.
     """
 
     dtype: DType
@@ -77,6 +104,7 @@ class Problem:
     lse: Operand | None
     sink: Operand | None
     alibi_slopes: Operand | None
+    packed: Packed | None = None
 
     @classmethod
     def from_operands(
@@ -110,23 +138,24 @@ class Problem:
         UnsupportedError
             The arguments are meaningful, but no kernel fits them.
         """
-        q, k, v, out, lse, sink, slopes = operands
+        q, k, v, out, lse, sink, slopes, *_ = operands
+        packed = _packed(operands, options)
         dtype = _check_dtypes(q, k, v)
-        layout = options.layout
         for operand in (q, k, v):
-            if len(operand.shape) != 4:
-                axes = "(batch, seqlen, heads, head_dim)" if layout == "BSHD" else "(batch, heads, seqlen, head_dim)"
-                raise ValueError(
-                    f"attention: {operand.name} has {len(operand.shape)} axes, shape {operand.shape}; it needs 4: "
-                    f"{axes}"
-                )
-        out_shape = (*q.shape[:3], v.shape[3])
+            _check_axes(operand, "packed" if packed else options.layout)
+        out_shape = (*q.shape[:-1], v.shape[-1])
         out = Operand.contiguous("out", out_shape, q.dtype, q.device) if out is None else out
         _check_output(out, out_shape, q.dtype)
-        q, k, v, out = (operand.in_bshd(layout) for operand in (q, k, v, out))
-        _check_shapes(q, k, v)
-        batch, seqlen_q, heads_q, head_dim = q.shape
-        lse_shape = (batch, heads_q, seqlen_q)
+        if packed:
+            _check_shapes(*(x.broadcast_to((1, *x.shape)) for x in (q, k, v)))
+            seqlen_q, heads_q, head_dim = q.shape
+            batch = packed.cu_seqlens_q.shape[0] - 1
+            lse_shape: tuple[int, ...] = (heads_q, seqlen_q)
+        else:
+            q, k, v, out = (x.in_bshd(options.layout) for x in (q, k, v, out))
+            _check_shapes(q, k, v)
+            batch, seqlen_q, heads_q, head_dim = q.shape
+            lse_shape = (batch, heads_q, seqlen_q)
         if lse is None and want_lse:
             lse = Operand.contiguous("lse", lse_shape, np.float32, q.device)
         if lse is not None:
@@ -136,10 +165,13 @@ class Problem:
         if slopes is not None:
             _check_of_heads(slopes, {"(heads_q,)": (heads_q,), "(batch, heads_q)": (batch, heads_q)})
             slopes = slopes.broadcast_to((batch, heads_q))
-        checked = Arrays(q, k, v, out, lse, sink, slopes)
+        checked = operands._replace(out=out, lse=lse, alibi_slopes=slopes, q=q, k=k, v=v)
         _check_devices(checked)
         if q.device is not None:
             _check_memory(current_device, checked)
+        if packed:
+            q, k, v, out = (x.broadcast_to((1, *x.shape)) for x in (q, k, v, out))
+            lse = None if lse is None else lse.broadcast_to((1, *lse.shape))
         left, right = _bounds(options, seqlen_q, k.shape[1])
         return cls(
             dtype=dtype,
@@ -161,6 +193,7 @@ class Problem:
             lse=lse,
             sink=sink,
             alibi_slopes=slopes,
+            packed=packed,
         )
 
     @property
@@ -172,6 +205,18 @@ class Problem:
     def window(self) -> float:
         """The most keys that a row sees by its window; infinite if a side is unbounded."""
         return math.inf if self.left is None or self.right is None else self.left + self.right + 1
+
+    @property
+    def max_seqlen_q(self) -> int:
+        """The most rows that a sequence is expected to have."""
+        expected = None if self.packed is None else self.packed.max_seqlen_q
+        return self.seqlen_q if expected is None else min(expected, self.seqlen_q)
+
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        """The shape of lse, as the user sees it."""
+        shape = (self.batch, self.heads_q, self.seqlen_q)
+        return shape if self.packed is None else shape[1:]
 
     @property
     def is_empty(self) -> bool:
@@ -194,8 +239,8 @@ def check_addresses(problem: Problem, addresses: Addresses) -> None:
     ValueError
         An address is not aligned, or an output overlaps another array.
     """
-    q, k, v, out, lse, sink, slopes = addresses
-    if (q | k | v | out) % _TMA_ALIGNMENT or (lse | sink | slopes) % 4:
+    q, k, v, out, lse, sink, slopes, cu_q, cu_k, used_q, used_k = addresses
+    if (q | k | v | out) % _TMA_ALIGNMENT or (lse | sink | slopes | cu_q | cu_k | used_q | used_k) % 4:
         for name, address in zip(addresses._fields, addresses, strict=True):
             alignment = _TMA_ALIGNMENT if name in _MATRICES else 4
             if address % alignment:
@@ -221,12 +266,19 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
     ValueError
         Naming both arrays.
     """
-    q, k, v, out, lse, sink, slopes = addresses
-    inputs: tuple[tuple[Operand, int], ...] = ((problem.q, q), (problem.k, k), (problem.v, v))
+    inputs: tuple[tuple[Operand, int], ...] = (
+        (problem.q, addresses.q),
+        (problem.k, addresses.k),
+        (problem.v, addresses.v),
+    )
     if problem.sink is not None:
-        inputs += ((problem.sink, sink),)
+        inputs += ((problem.sink, addresses.sink),)
     if problem.alibi_slopes is not None:
-        inputs += ((problem.alibi_slopes, slopes),)
+        inputs += ((problem.alibi_slopes, addresses.alibi_slopes),)
+    if problem.packed is not None:
+        lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in _LENGTHS)
+        inputs += tuple((operand, address) for operand, address in lengths if operand is not None)
+    out, lse = addresses.out, addresses.lse
     _check_overlap(problem.out, out, inputs)
     if problem.lse is not None and lse:
         _check_overlap(problem.lse, lse, (*inputs, (problem.out, out)))
@@ -239,6 +291,55 @@ def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, i
                 f"attention: {output.name} shares memory with {other.name}; it must be an array of its own, because "
                 "tiles are written while others are still read"
             )
+
+
+def _packed(operands: Arrays[Operand], options: Options) -> Packed | None:
+    """Check the lengths of packed sequences, as far as the host can know them."""
+    cu_q, cu_k, used_q, used_k = (getattr(operands, name) for name in _LENGTHS)
+    if cu_q is None or cu_k is None:
+        return None
+    for operand in (cu_q, cu_k, used_q, used_k):
+        if operand is None:
+            continue
+        if operand.dtype != np.int32:
+            raise TypeError(f"attention: {operand.name} has dtype {operand.dtype}; it must be int32")
+        if len(operand.shape) != 1:
+            raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have one axis")
+        if operand.shape[0] > 1 and operand.strides[0] != operand.dtype.itemsize:
+            raise ValueError(f"attention: {operand.name} has stride {operand.strides[0]} bytes; it must be contiguous")
+    if cu_q.shape[0] == 0 or cu_q.shape[0] > _MAX_SEQUENCES:
+        raise ValueError(
+            f"attention: cu_seqlens_q has {cu_q.shape[0]} entries; it must have one more than there are sequences, at "
+            f"most {_MAX_SEQUENCES}"
+        )
+    if cu_k.shape != cu_q.shape:
+        raise ValueError(
+            f"attention: cu_seqlens_k has {cu_k.shape[0]} entries but cu_seqlens_q has {cu_q.shape[0]}; they must be "
+            "equal"
+        )
+    for operand in (used_q, used_k):
+        if operand is not None and operand.shape[0] != cu_q.shape[0] - 1:
+            raise ValueError(
+                f"attention: {operand.name} has {operand.shape[0]} entries; it must have one for each of the "
+                f"{cu_q.shape[0] - 1} sequences"
+            )
+    return Packed(cu_q, cu_k, used_q, used_k, options.max_seqlen_q)
+
+
+_LAYOUT_AXES = {
+    "BSHD": "(batch, seqlen, heads, head_dim)",
+    "BHSD": "(batch, heads, seqlen, head_dim)",
+    "packed": "(total, heads, head_dim)",
+}
+
+
+def _check_axes(operand: Operand, layout: str) -> None:
+    axes = _LAYOUT_AXES[layout]
+    count = axes.count(",") + 1
+    if len(operand.shape) != count:
+        raise ValueError(
+            f"attention: {operand.name} has {len(operand.shape)} axes, shape {operand.shape}; it needs {count}: {axes}"
+        )
 
 
 def _place(operand: Operand) -> str:
@@ -322,7 +423,8 @@ def _bounds(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int | None,
 
 
 def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    meaning = "the shape of q, with the head_dim of v" if output.name == "out" else "(batch, heads_q, seqlen_q)"
+    of_lse = "(batch, heads_q, seqlen_q)" if len(shape) == 3 else "(heads_q, total_q)"
+    meaning = "the shape of q, with the head_dim of v" if output.name == "out" else of_lse
     if output.dtype != dtype:
         raise TypeError(f"attention: {output.name} has dtype {output.dtype}; it must be {dtype}")
     if output.shape != shape:
@@ -342,7 +444,8 @@ def _check_memory(current_device: int | None, operands: Arrays[Operand]) -> None
             f"`with cupy.cuda.Device({q.device}):`"
         )
     for name, operand in operands.given().items():
-        for axis, stride, size in zip(_AXES_OF[name], operand.strides, operand.shape, strict=True):
+        axes = _AXES_OF[name][-len(operand.shape) :]
+        for axis, stride, size in zip(axes, operand.strides, operand.shape, strict=True):
             if stride < 0 and size > 1:
                 raise ValueError(
                     f"attention: {name} has stride {stride} bytes on its {axis} axis; it must not be negative: "
@@ -357,12 +460,12 @@ def _check_memory(current_device: int | None, operands: Arrays[Operand]) -> None
 def _check_tma_strides(operand: Operand) -> None:
     if 0 in operand.shape:
         return  # never read, and CuPy gives it strides of 0
-    if operand.shape[3] > 1 and operand.strides[3] != operand.dtype.itemsize:
+    if operand.shape[-1] > 1 and operand.strides[-1] != operand.dtype.itemsize:
         raise ValueError(
-            f"attention: {operand.name} has stride {operand.strides[3]} bytes on its last axis (head_dim); it must be "
+            f"attention: {operand.name} has stride {operand.strides[-1]} bytes on its last axis (head_dim); it must be "
             f"contiguous there, {operand.dtype.itemsize} bytes"
         )
-    for name, stride, size in zip(_AXES[:3], operand.strides, operand.shape, strict=False):
+    for name, stride, size in zip(_AXES[-len(operand.shape) : -1], operand.strides, operand.shape, strict=False):
         if size > 1 and (stride % _TMA_ALIGNMENT or stride >= _MAX_STRIDE):
             raise ValueError(
                 f"attention: {operand.name} has stride {stride} bytes on its {name} axis; it must be a multiple of "

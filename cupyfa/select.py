@@ -104,7 +104,7 @@ class Candidate:
         for name in ("head_dim", "head_dim_v"):
             if getattr(self, name) < getattr(problem, name):
                 return f"holds {name} up to {getattr(self, name)}, the problem has {getattr(problem, name)}"
-        if problem.seqlen_q > self.max_seqlen_q and problem.window > self.max_window:
+        if problem.max_seqlen_q > self.max_seqlen_q and problem.window > self.max_window:
             return f"is for seqlen_q up to {self.max_seqlen_q}, or windows of up to {self.max_window} keys"
         if self.narrow and self._keys(problem, 128) < 1.2 * self._keys(problem, self.tile_n):
             return "is for windows that blocks of 128 keys cover badly"
@@ -131,7 +131,7 @@ class Candidate:
             tile_n=self.tile_n,
             stages=self.stages,
             q_stages=self.q_stages,
-            varlen=False,
+            varlen=problem.packed is not None,
             causal=problem.right is not None,
             window=problem.left is not None,
             sink=problem.sink is not None,
@@ -408,12 +408,12 @@ def _listed(fields: Config) -> str:
 
 def _check_combination(spec: FwdSpec) -> None:
     """Refuse what the schedule cannot do; what exceeds shared memory is refused by the compiler."""
-    if spec.window or spec.softcap or spec.alibi:
+    if spec.varlen or spec.window or spec.softcap or spec.alibi:
         for name, value in (("warp_specialized", False), ("three_stage", True)):
             if getattr(spec, name) is value:
                 raise ValueError(
-                    f"attention: config has {name}={value}; that kernel is for comparisons, and has no left side of a "
-                    f"window, no softcap and no ALiBi: set {name}={not value}"
+                    f"attention: config has {name}={value}; that kernel is for comparisons, and has no packed "
+                    f"sequences, no left side of a window, no softcap and no ALiBi: set {name}={not value}"
                 )
     if not spec.warp_specialized:
         needed = {"stages": max(2, spec.stages)} | _UNSPECIALIZED

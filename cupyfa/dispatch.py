@@ -1,0 +1,375 @@
+"""From checked options to results: on the GPU by a kernel, on NumPy arrays by the oracle or by the emulator.
+
+The public functions differ in what they take; what becomes of it is decided here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cupyfa._launch import ForwardLauncher
+from cupyfa.errors import HazardError, type_name
+from cupyfa.kernels import Kernel, load
+from cupyfa.operand import Addresses, Arrays, Geometry, Operand
+from cupyfa.options import Options
+from cupyfa.oracles import online, packed
+from cupyfa.packing import Packing, Planner, read_plan
+from cupyfa.plan import fill_without_keys, plan_forward
+from cupyfa.problem import Problem, check_addresses, check_overlap
+from cupyfa.select import Config, Device, Selection, config_items, select
+from cupyfa.spec import PlanSpec
+
+__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "check_lengths", "make_plan", "prepare"]
+
+Backend = Literal["emulator"]
+
+
+class Prepared(NamedTuple):
+    """Everything about a call that does not depend on addresses.
+
+    Attributes
+    ----------
+    problem : Problem
+        The checked problem.
+    selection : Selection
+        The chosen spec and the reasons.
+    kernel : Kernel or None
+        None: there is nothing to launch.
+    launcher : ForwardLauncher or None
+        The prepared launch.
+    planner : Planner or None
+        Of packed sequences.
+    """
+
+    problem: Problem
+    selection: Selection
+    kernel: Kernel | None
+    launcher: ForwardLauncher | None
+    planner: Planner | None
+
+
+@dataclasses.dataclass(frozen=True)
+class VarlenPlan:
+    """Which tiles packed sequences have, and in which order they are computed: made and kept on the GPU.
+
+    It holds the lengths as they were. Calls that differ in data only, the layers of a model for one, can share it.
+
+    Attributes
+    ----------
+    packing : Packing
+        What it was made for, beside the lengths.
+    buffer : cupy.ndarray
+        uint8; where it is.
+    """
+
+    packing: Packing
+    buffer: Any = dataclasses.field(repr=False)
+
+    def get(self) -> npt.NDArray[np.void]:
+        """Copy the tiles to the host, to look at them; this waits for the GPU.
+
+        Returns
+        -------
+        numpy.ndarray
+            A row for each query tile, with the fields of ``PackedTile`` in ``cuda/params.h``.
+        """
+        return read_plan(self.buffer.get())
+
+
+def attend(
+    arrays: Arrays[Any],
+    options: Options,
+    want_lse: bool,
+    backend: Backend | None,
+    config: Config | None,
+    plan: VarlenPlan | None = None,
+    workspace: Any = None,
+) -> tuple[Any, Any]:
+    """Compute attention wherever the arrays are.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        As the user passed them.
+    options : Options
+        Checked.
+    want_lse : bool
+        Whether the caller returns lse.
+    backend, config, plan, workspace
+        As the user passed them: see :func:`cupyfa.attention_varlen`.
+
+    Returns
+    -------
+    tuple of array
+        out and lse; lse may be None if it was not wanted.
+    """
+    if backend is not None:
+        if backend != "emulator":
+            raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
+        return _emulated(arrays, options, want_lse, config)
+    if not isinstance(arrays.q, np.ndarray):
+        return _on_gpu(arrays, options, want_lse, config, plan, workspace)
+    _check_types(np.ndarray, arrays)
+    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        raise TypeError("attention: masked arrays are not supported; pass plain numpy.ndarray")
+    if config is not None:
+        config_items(config)
+    for name, value in (("plan", plan), ("workspace", workspace)):
+        if value is not None:
+            raise TypeError(f"attention: {name} is for CuPy arrays; q is a numpy.ndarray, which needs none")
+    return _on_cpu(arrays, options)
+
+
+def _check_types(kind: type, arrays: Arrays[Any]) -> None:
+    """All arguments belong to one library: there is no silent transfer."""
+    for name, array in zip(arrays._fields, arrays, strict=True):
+        if not isinstance(array, kind) and not (array is None and name not in ("q", "k", "v")):
+            raise TypeError(
+                f"attention: {name} is a {type_name(type(array))} but q is a {type_name(kind)}; pass NumPy arrays "
+                "(computed on the CPU) or CuPy arrays (computed on the GPU), not both"
+            )
+
+
+def _geometry(array: Any) -> Geometry | None:
+    return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
+
+
+def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> Prepared:
+    """Check CuPy arrays, select and load their kernel; once per geometry.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        As the user passed them.
+    options : Options
+        Checked.
+    want_lse : bool
+        Whether the caller returns lse.
+    config : Mapping or None
+        As in :func:`cupyfa.attention`.
+
+    Returns
+    -------
+    Prepared
+        The same object for the same geometry and options.
+    """
+    cupy = sys.modules.get("cupy")  # whoever has a CuPy array has imported CuPy
+    if cupy is None or not isinstance(arrays.q, cupy.ndarray):
+        raise TypeError(
+            f"attention: q is a {type_name(type(arrays.q))}; it must be a numpy.ndarray or a cupy.ndarray "
+            "(cupy.from_dlpack takes the GPU arrays of other libraries without a copy)"
+        )
+    _check_types(cupy.ndarray, arrays)
+    items = None if config is None else config_items(config)
+    geometries = tuple([_geometry(array) for array in arrays])
+    return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice())
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepare(
+    geometries: tuple[Any, ...],  # Geometry or None, in the order of Arrays
+    options: Options,
+    want_lse: bool,
+    config: tuple[tuple[str, Any], ...] | None,
+    current_device: int,
+) -> Prepared:
+    operands = Arrays(*geometries).map(lambda name, geometry: Operand(name, *geometry))
+    problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=current_device)
+    device = Device.current()
+    selection = select(problem, device, None if config is None else dict(config))
+    if problem.is_empty:
+        return Prepared(problem, selection, None, None, None)
+    kernel = load(selection.spec, current_device)
+    launcher = plan_forward(problem, kernel.traits, kernel.function, device, kernel.counters)
+    if problem.packed is None:
+        return Prepared(problem, selection, kernel, launcher, None)
+    plan_kernel = load(PlanSpec(), current_device)
+    planner = Planner.of(Packing.of(problem, selection, device), plan_kernel.function, plan_kernel.traits)
+    return Prepared(problem, selection, kernel, launcher, planner)
+
+
+def _on_gpu(
+    arrays: Arrays[Any],
+    options: Options,
+    want_lse: bool,
+    config: Config | None,
+    plan: VarlenPlan | None,
+    workspace: Any,
+) -> tuple[Any, Any]:
+    problem, _, _, launcher, planner = prepare(arrays, options, want_lse, config)
+    cupy = sys.modules["cupy"]
+    out, lse = arrays.out, arrays.lse
+    if out is None:
+        out = cupy.empty((*arrays.q.shape[:-1], arrays.v.shape[-1]), arrays.q.dtype)
+    if lse is None and want_lse:
+        lse = cupy.empty(problem.lse_shape, np.float32)
+    addresses = _addresses(arrays, out, lse)
+    check_addresses(problem, addresses)
+    stream = cupy.cuda.get_current_stream().ptr
+    if launcher is None:
+        fill_without_keys(out, lse, arrays.sink)
+    elif planner is None:
+        launcher(addresses, stream)
+    else:
+        if plan is None:
+            buffer = _memory(planner.packing.plan_bytes, workspace)
+            planner(addresses, buffer.data.ptr, stream)
+        else:
+            buffer = _planned(plan, planner.packing)
+        launcher(addresses, stream, buffer.data.ptr)
+    return out, lse
+
+
+def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
+    q, k, v, _, _, sink, slopes, *lengths = arrays
+    return Addresses(
+        q.data.ptr,
+        k.data.ptr,
+        v.data.ptr,
+        0 if out is None else out.data.ptr,
+        0 if lse is None else lse.data.ptr,
+        0 if sink is None else sink.data.ptr,
+        0 if slopes is None else slopes.data.ptr,
+        *[0 if x is None else x.data.ptr for x in lengths],
+    )
+
+
+def _memory(size: int, workspace: Any) -> Any:
+    """Return memory for intermediate results: the caller's, or a new array, which CuPy frees in the stream's order."""
+    cupy = sys.modules["cupy"]
+    if workspace is None:
+        return cupy.empty(size, np.uint8)
+    if not isinstance(workspace, cupy.ndarray) or workspace.dtype != np.uint8 or workspace.ndim != 1:
+        raise TypeError("attention: workspace must be a cupy.ndarray of uint8 with one axis")
+    if workspace.size < size or (workspace.size > 1 and workspace.strides[0] != 1):
+        raise ValueError(
+            f"attention: workspace has {workspace.size} bytes with stride {workspace.strides[0]}; it must be "
+            f"contiguous, and needs {size} (see cupyfa.workspace_size)"
+        )
+    if workspace.data.device_id != cupy.cuda.runtime.getDevice() or workspace.data.ptr % 16:
+        raise ValueError("attention: workspace must be on the current device, at a multiple of 16 bytes")
+    return workspace
+
+
+def _planned(plan: VarlenPlan, packing: Packing) -> Any:
+    """Return the memory of the user's plan, if it suits the call."""
+    if not isinstance(plan, VarlenPlan):
+        raise TypeError(f"attention: plan is a {type_name(type(plan))}; it must come from cupyfa.plan_varlen, or be None")
+    for field in dataclasses.fields(packing):
+        theirs, ours = getattr(plan.packing, field.name), getattr(packing, field.name)
+        if theirs != ours:
+            raise ValueError(
+                f"attention: plan was made for {field.name} {theirs} but this call has {ours}; plan_varlen with the "
+                "same arguments makes one that suits it"
+            )
+    if plan.buffer.data.device_id != sys.modules["cupy"].cuda.runtime.getDevice():
+        raise ValueError(f"attention: plan is on CUDA device {plan.buffer.data.device_id}, not on the current one")
+    return plan.buffer
+
+
+def make_plan(arrays: Arrays[Any], options: Options, config: Config | None, workspace: Any) -> VarlenPlan:
+    """Make the plan of a call, without the call.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        As the user passed them: CuPy arrays.
+    options : Options
+        Checked.
+    config, workspace
+        As the user passed them: see :func:`cupyfa.plan_varlen`.
+
+    Returns
+    -------
+    VarlenPlan
+        Once the stream has come there.
+    """
+    problem, selection, _, _, planner = prepare(arrays, options, False, config)
+    if planner is None:  # no rows, or no keys: the call will need nothing
+        return VarlenPlan(Packing.of(problem, selection, Device.current()), _memory(0, workspace))
+    buffer = _memory(planner.packing.plan_bytes, workspace)
+    stream = sys.modules["cupy"].cuda.get_current_stream().ptr
+    planner(_addresses(arrays, None, None), buffer.data.ptr, stream)
+    return VarlenPlan(planner.packing, buffer)
+
+
+def _emulated(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> tuple[Any, Any]:
+    from cupyfa import emulate  # noqa: PLC0415 - imported when asked for
+
+    prepared = emulate.prepare_arrays(arrays, options, want_lse=want_lse, config=config)
+    run = prepared.launch()
+    if run.verdict in ("error", "incomplete"):
+        raise HazardError(run)
+    return prepared.out, prepared.lse
+
+
+def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, None))
+    problem = Problem.from_operands(operands, options, want_lse=True, current_device=None)
+    for name, output in (("out", arrays.out), ("lse", arrays.lse)):
+        if output is not None and not output.flags.writeable:
+            raise ValueError(f"attention: {name} is read-only; it must be writable")
+    out, lse = arrays.out, arrays.lse
+    if out is None:
+        out = np.empty((*arrays.q.shape[:-1], arrays.v.shape[-1]), arrays.q.dtype)
+    if lse is None:
+        lse = np.empty(problem.lse_shape, np.float32)
+
+    def address(x: Any) -> int:
+        return 0 if x is None or 0 in x.shape else int(x.__array_interface__["data"][0])
+
+    check_overlap(problem, Addresses(*[address(x) for x in arrays._replace(out=out, lse=lse)]))
+    given: dict[str, Any] = {
+        "softmax_scale": problem.softmax_scale,
+        "window_size": (problem.left, problem.right),
+        "softcap": problem.softcap,
+        "sink": arrays.sink,
+        "alibi_slopes": arrays.alibi_slopes,
+        "lse": lse,
+    }
+    matrices = (arrays.q, arrays.k, arrays.v, out)
+    if problem.packed is not None:
+        lengths = {name: getattr(arrays, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")}
+        check_lengths(lengths, problem)
+        q, k, v, o = matrices
+        packed.attention(q, k, v, **lengths, **given, out=o)
+    else:
+        q, k, v, o = (x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in matrices)
+        online.attention(q, k, v, **given, out=o)
+    return out, lse
+
+
+def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
+    """Check the values of the lengths of packed sequences, on the host.
+
+    Parameters
+    ----------
+    lengths : dict
+        cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k: NumPy arrays, or None.
+    problem : Problem
+        Packed.
+
+    Raises
+    ------
+    ValueError
+        Naming the array and the index.
+    """
+    for side, total in (("q", problem.seqlen_q), ("k", problem.seqlen_k)):
+        name, used_name = f"cu_seqlens_{side}", f"seqused_{side}"
+        offsets, used = lengths[name].astype(np.int64), lengths[used_name]
+        sizes = np.diff(offsets)
+        for i in np.flatnonzero(sizes < 0)[:1]:
+            raise ValueError(f"attention: {name}[{i + 1}] is {offsets[i + 1]}, less than {name}[{i}], {offsets[i]}")
+        for i in np.flatnonzero((offsets < 0) | (offsets > total))[:1]:
+            raise ValueError(f"attention: {name}[{i}] is {offsets[i]}; it must be from 0 to the {total} rows of {side}")
+        if used is not None:
+            for i in np.flatnonzero((used < 0) | (used > sizes))[:1]:
+                raise ValueError(
+                    f"attention: {used_name}[{i}] is {used[i]}; it must be from 0 to the {sizes[i]} rows of sequence {i}"
+                )

@@ -1,0 +1,117 @@
+"""Attention over packed sequences, one sequence at a time: what `attention_varlen` must give, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cupyfa.oracles import online
+
+__all__ = ["attention", "sequences"]
+
+Array = npt.NDArray[Any]
+Lengths = npt.NDArray[np.int32]
+
+
+def sequences(
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths,
+    seqused_q: Lengths | None = None,
+    seqused_k: Lengths | None = None,
+) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows of each sequence in the packed q, and those of its keys.
+
+    Parameters
+    ----------
+    cu_seqlens_q, cu_seqlens_k : numpy.ndarray
+        Where the sequences begin, and where the last one ends: ``(batch + 1,)``, ascending.
+    seqused_q, seqused_k : numpy.ndarray, optional
+        How many rows of each are used, all by default; what is beyond 0 or the length counts as that.
+
+    Yields
+    ------
+    tuple of slice
+        Query rows and key rows.
+
+    Examples
+    --------
+    >>> list(sequences(np.int32([0, 3, 5]), np.int32([0, 4, 4]), seqused_q=np.int32([2, 2])))
+    [(slice(0, 2, None), slice(0, 4, None)), (slice(3, 5, None), slice(4, 4, None))]
+    """
+
+    def rows(cu_seqlens: Lengths, seqused: Lengths | None, i: int) -> slice:
+        begin, end = int(cu_seqlens[i]), int(cu_seqlens[i + 1])
+        return slice(begin, end if seqused is None else begin + min(max(int(seqused[i]), 0), end - begin))
+
+    for i in range(len(cu_seqlens_q) - 1):
+        yield rows(cu_seqlens_q, seqused_q, i), rows(cu_seqlens_k, seqused_k, i)
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths,
+    *,
+    seqused_q: Lengths | None = None,
+    seqused_k: Lengths | None = None,
+    sink: Array | None = None,
+    alibi_slopes: Array | None = None,
+    out: Array | None = None,
+    lse: Array | None = None,
+    of_sequence: Callable[..., tuple[Array, Array]] = online.attention,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """Compute attention over packed sequences.
+
+    Parameters
+    ----------
+    q : numpy.ndarray
+        Shape ``(total_q, heads_q, head_dim)``.
+    k : numpy.ndarray
+        Shape ``(total_k, heads_kv, head_dim)``.
+    v : numpy.ndarray
+        Shape ``(total_k, heads_kv, head_dim_v)``.
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k : numpy.ndarray
+        As for `sequences`.
+    sink : numpy.ndarray, optional
+        ``(heads_q,)``.
+    alibi_slopes : numpy.ndarray, optional
+        ``(heads_q,)`` or ``(batch, heads_q)``.
+    out, lse : numpy.ndarray, optional
+        Written in place and returned if given.
+    of_sequence : callable, optional
+        The oracle of a sequence, `cupyfa.oracles.online.attention` by default.
+    **options
+        For `of_sequence`.
+
+    Returns
+    -------
+    out : numpy.ndarray
+        ``(total_q, heads_q, head_dim_v)``, the type that `of_sequence` gives. Rows of no sequence are rows that see no
+        key: 0.
+    lse : numpy.ndarray
+        ``(heads_q, total_q)``; in rows of no sequence the sink, or -inf.
+
+    Examples
+    --------
+    >>> x = np.ones((5, 1, 8), np.float16)
+    >>> out, lse = attention(x, x, x, np.int32([0, 2, 4]), np.int32([0, 2, 5]))
+    >>> out[:, 0, 0].tolist()  # the last row belongs to no sequence
+    [1.0, 1.0, 1.0, 1.0, 0.0]
+    """
+    heads_q, total_q = q.shape[1], q.shape[0]
+    nothing = of_sequence(q[None, :0], k[None, :0], v[None, :0], **options)  # for the types
+    out = np.empty((total_q, heads_q, v.shape[2]), nothing[0].dtype) if out is None else out
+    lse = np.empty((heads_q, total_q), nothing[1].dtype) if lse is None else lse
+    out[...] = 0
+    lse[...] = -np.inf if sink is None else sink[:, None]
+    for i, (rows, keys) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
+        slopes = alibi_slopes[i] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes
+        result, of_rows = of_sequence(q[None, rows], k[None, keys], v[None, keys], sink=sink, alibi_slopes=slopes, **options)
+        out[rows], lse[:, rows] = result[0], of_rows[0]
+    return out, lse
