@@ -30,10 +30,17 @@ struct Plan {
   PackedTile tiles[1];  ///< as many as fit into the caller's memory
 };
 
+/// The size along seqlen of the tensor maps of packed sequences: no sequence is longer.
+constexpr int packed_rows = 1 << 30;
+
 /// Parameters of an attention forward. Tensor maps have the dimensions (head_dim, seqlen, heads, batch), innermost
-/// first, whatever the strides of the arrays are. With packed sequences, the last one is over tokens, and the map begins
-/// `rows` tokens before the array, where `rows` is its size along seqlen: a sequence of n tokens that begins at token b has
-/// its row i at (rows - n + i, b + n). So its end is the end of the tensor, and TMA never touches a neighbour.
+/// first, whatever the strides of the arrays are.
+///
+/// With packed sequences they have the dimensions (head_dim, packed_rows, heads, total + 1, packed_rows + 1), where total
+/// is the number of tokens, of stride s along tokens. The strides of the second and of the fourth dimension are s, that of
+/// the fifth is 2^34 - s, and its coordinate packed_rows, which together take packed_rows * s from an address, modulo 2^64.
+/// So row i of a sequence of n tokens that begins at token b is at (packed_rows - n + i, b + n): the end of the sequence is
+/// the end of the second dimension, and TMA never touches a neighbour.
 struct FwdParams {
   TensorMap q, k, v, o;
   float* lse;                      ///< natural logarithm, or null when nobody asked for it
@@ -49,7 +56,7 @@ struct FwdParams {
                                    ///< softcap: 2 * softcap * log2(e)
   float softcap_slope;             ///< 2 * log2(e) * |softmax_scale| / softcap
   float softcap;                   ///< natural
-  int seqlen_q, seqlen_k;          ///< packed: the rows of the tensor maps
+  int seqlen_q, seqlen_k;          ///< packed: of the arrays
   int last_diagonal;               ///< causal: row i sees no key behind i + last_diagonal
   int first_diagonal;  ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
   ///< with as many queries as keys, others add the difference

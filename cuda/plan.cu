@@ -6,6 +6,7 @@
 // A plan covers every row of q. The rows of no sequence, before the first one, behind the last one and where seqused_q ends
 // a sequence early, make stretches without keys, so that the kernel that reads the plan writes them as rows that see none.
 #include "params.h"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/types.cuh"
 
 namespace cupyfa {
@@ -65,9 +66,9 @@ __device__ inline u32 class_of(const PlanParams& p, const Stretch& s) {
 }
 
 /// As cupyfa/schedule.py, which says why, for the heads of one sequence.
-__device__ inline u32 heads_per_section(const PlanParams& p, const Stretch& s) {
+__device__ inline u32 heads_per_section(const PlanParams& p, const Stretch& s, u32 tiles) {
   if (!p.tiles_grow || s.seqlen_k == 0) return 1;
-  const u32 quarter = 4 * p.multiprocessors / s.tiles(p);
+  const u32 quarter = 4 * p.multiprocessors / tiles;
   const u32 spread = min(p.multiprocessors / 4, max(p.multiprocessors / 16, quarter));
   const u32 wanted = max(max(p.keys_in_l2 / s.seqlen_k * p.heads_per_kv, spread), 1u);
   const u32 sections = max(1u, (p.heads_q + wanted / 2) / wanted);
@@ -101,6 +102,7 @@ __device__ inline u32 accumulate(u32 (&classes)[cost_classes], u32 (&of_warps)[c
 }
 
 __global__ void __launch_bounds__(plan_threads, 1) make_plan(const __grid_constant__ PlanParams p) {
+  ptx::griddepcontrol_launch_dependents();  // whoever reads the plan may set itself up
   __shared__ u32 classes[cost_classes], of_warps[cost_classes / warp_threads];
   for (u32 i = threadIdx.x; i < cost_classes; i += plan_threads) classes[i] = 0;
 
@@ -119,21 +121,26 @@ __global__ void __launch_bounds__(plan_threads, 1) make_plan(const __grid_consta
   const u32 count = accumulate(classes, of_warps);
   if (threadIdx.x == 0) p.plan->count = count;
 
-  // A lane looks at a stretch, its warp writes the tiles of each in turn: a sequence may have very many.
+  // A lane looks at a stretch, and writes its tiles. A sequence may have very many: those its warp writes.
   const u32 lane = threadIdx.x % warp_threads;
   for (u32 base = threadIdx.x - lane; base < stretches; base += plan_threads) {
     Stretch own = {};
     if (base + lane < stretches) own = stretch(p, sequences, base + lane);
-    u32 own_first = 0;
-    if (own.seqlen_q > 0) own_first = atomicAdd(&classes[class_of(p, own)], own.tiles(p));
-    for (u32 source = 0; source < warp_threads; ++source) {
-      const auto from = [&](int value) { return __shfl_sync(all_lanes, value, source); };
-      const Stretch s = {from(own.q_begin), from(own.seqlen_q), from(own.k_begin), from(own.seqlen_k),
-                         from(own.sequence)};
-      const u32 first = from(own_first);
-      const PackedTile tile = {
-          s.q_begin, s.seqlen_q, s.k_begin, s.seqlen_k, s.sequence, first, heads_per_section(p, s)};
-      for (u32 i = lane; i < s.tiles(p); i += warp_threads) p.plan->tiles[first + i] = tile;
+    const u32 own_count = own.tiles(p);
+    PackedTile own_tile = {own.q_begin, own.seqlen_q, own.k_begin, own.seqlen_k, own.sequence};
+    if (own_count > 0) {
+      own_tile.first = atomicAdd(&classes[class_of(p, own)], own_count);
+      own_tile.heads_per_section = heads_per_section(p, own, own_count);
+    }
+    const bool many = own_count > 2;
+    for (u32 i = 0; i < own_count && !many; ++i) p.plan->tiles[own_tile.first + i] = own_tile;
+    for (u32 left = __ballot_sync(all_lanes, many); left != 0; left &= left - 1) {
+      const auto from = [source = __ffs(left) - 1](auto value) { return __shfl_sync(all_lanes, value, source); };
+      const PackedTile tile = {from(own_tile.q_begin),          from(own_tile.seqlen_q), from(own_tile.k_begin),
+                               from(own_tile.seqlen_k),         from(own_tile.sequence), from(own_tile.first),
+                               from(own_tile.heads_per_section)};
+      const u32 count = from(own_count);
+      for (u32 i = lane; i < count; i += warp_threads) p.plan->tiles[tile.first + i] = tile;
     }
   }
 }

@@ -1,20 +1,19 @@
 from collections.abc import Callable, Sequence
 
+PACKED_ROWS: int
 PARAMETER_SIZES: dict[str, int]
 
 class TensorMapGeometry:
     dtype: str
-    shape: tuple[int, int, int, int]
-    strides: tuple[int, int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     box: tuple[int, int]
-    before: int
     def __init__(
         self,
         dtype: str,
-        shape: tuple[int, int, int, int],
-        strides: tuple[int, int, int],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
         box: tuple[int, int],
-        before: int = 0,
     ) -> None: ...
     def encode(self, address: int) -> bytes: ...
 

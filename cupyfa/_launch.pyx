@@ -17,6 +17,8 @@ cdef extern from "<dlfcn.h>" nogil:
     int RTLD_NOW
 
 cdef extern from "params.h" namespace "cupyfa" nogil:
+    int packed_rows
+
     cdef cppclass TensorMap:
         unsigned long long opaque[16]
 
@@ -99,6 +101,7 @@ cdef FuncSetAttribute cu_func_set_attribute = NULL
 cdef LaunchKernelEx cu_launch_kernel_ex = NULL
 cdef TensorMapEncodeTiled cu_tensor_map_encode_tiled = NULL
 
+PACKED_ROWS = packed_rows
 PARAMETER_SIZES = {
     "TensorMap": sizeof(TensorMap),
     "FwdParams": sizeof(FwdParams),
@@ -146,51 +149,53 @@ cdef str _result_name(Result result):
 
 
 cdef class TensorMapGeometry:
-    """A four-dimensional tensor of 16-bit elements as TMA sees it, except for its address.
+    """A tensor of 16-bit elements as TMA sees it, except for its address.
 
     Parameters
     ----------
     dtype : str
         ``"float16"`` or ``"bfloat16"``.
     shape : tuple of int
-        (head_dim, seqlen, heads, batch): innermost first, none of them 0.
+        Up to five dimensions, innermost first, none of them 0; see ``FwdParams``.
     strides : tuple of int
-        Bytes from one index to the next along seqlen, heads and batch; multiples of 16.
+        Bytes from one index to the next along the dimensions but the first; multiples of 16.
     box : tuple of int
         Columns and rows of one copy.
-    before : int
-        How many bytes before the array the tensor begins: packed sequences (``FwdParams``) never use what is there.
     """
 
     cdef readonly str dtype
     cdef readonly tuple shape, strides, box
-    cdef readonly uint64_t before
     cdef int _type
-    cdef uint64_t _shape[4]
-    cdef uint64_t _strides[3]
-    cdef uint32_t _box[4]
+    cdef uint32_t _rank
+    cdef uint64_t _shape[5]
+    cdef uint64_t _strides[4]
+    cdef uint32_t _box[5]
     cdef dict _encoded  # address -> 128 bytes: the rest of the key is this object
 
-    def __init__(self, str dtype, tuple shape, tuple strides, tuple box, uint64_t before=0):
-        self.dtype, self.shape, self.strides, self.box, self.before = dtype, shape, strides, box, before
+    def __init__(self, str dtype, tuple shape, tuple strides, tuple box):
+        if not 2 <= len(shape) <= 5 or len(strides) != len(shape) - 1:
+            raise ValueError(f"a tensor map has 2 to 5 dimensions and a stride less, got {shape} and {strides}")
+        self.dtype, self.shape, self.strides, self.box = dtype, shape, strides, box
         self._type = {"float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16}[dtype]
-        self._shape[0], self._shape[1], self._shape[2], self._shape[3] = shape
-        self._strides[0], self._strides[1], self._strides[2] = strides
-        self._box[0], self._box[1] = box
-        self._box[2] = self._box[3] = 1
+        self._rank = len(shape)
+        for i in range(self._rank):
+            self._shape[i] = shape[i]
+            self._box[i] = box[i] if i < 2 else 1
+            if i > 0:
+                self._strides[i - 1] = strides[i - 1]
         self._encoded = {}
 
     cdef int _encode(self, uintptr_t address, TensorMap *map) except -1:
         """Fill ``map`` for an array at this address."""
-        cdef uint32_t element_strides[4]
+        cdef uint32_t element_strides[5]
         cdef Result result
         cdef bytes cached = self._encoded.get(address)
         if cached is not None:
             memcpy(map, <const char *>cached, sizeof(TensorMap))
             return 0
-        element_strides = [1, 1, 1, 1]
+        element_strides = [1, 1, 1, 1, 1]
         result = cu_tensor_map_encode_tiled(
-            map, self._type, 4, <void *>(address - self.before), self._shape, self._strides, self._box, element_strides,
+            map, self._type, self._rank, <void *>address, self._shape, self._strides, self._box, element_strides,
             tensor_map_interleave_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b,
             tensor_map_oob_fill_zeros)
         if result != 0:

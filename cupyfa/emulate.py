@@ -290,11 +290,10 @@ def prepare_arrays(
     def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
         return emulated.tensor_map(
             address,
-            before=geometry.before,
             dtype=geometry.dtype,
             shape=geometry.shape,
             strides=geometry.strides,
-            box=(*geometry.box, 1, 1),
+            box=(*geometry.box, *[1] * (len(geometry.shape) - 2)),
             swizzle=128,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
+from cupyfa._launch import PACKED_ROWS, ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
 from cupyfa.problem import Problem
@@ -73,6 +73,7 @@ def plan_forward(
             threads=traits["threads"],
             shared_bytes=traits["shared_bytes"],
             cluster_size=traits["cluster_size"],
+            programmatic=problem.packed is not None,  # it starts while its plan is being made
         ),
         q=_tensor_map(problem, problem.q, (cols, traits["tile_m"])),
         k=_tensor_map(problem, problem.k, (cols, traits["tile_n"])),
@@ -121,8 +122,8 @@ def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> Ten
     strides = [stride if size > 1 else 16 for stride, size in zip(operand.strides, operand.shape, strict=True)]
     if problem.packed:  # see FwdParams
         row = strides[1]
-        shape = (head_dim, seqlen, heads, seqlen + 1)
-        return TensorMapGeometry(problem.dtype.value, shape, (row, strides[2], row), box, before=seqlen * row)
+        shape = (head_dim, PACKED_ROWS, heads, seqlen + 1, PACKED_ROWS + 1)
+        return TensorMapGeometry(problem.dtype.value, shape, (row, strides[2], row, 2**34 - row), box)
     return TensorMapGeometry(
         problem.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), box
     )

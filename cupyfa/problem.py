@@ -28,6 +28,8 @@ _AXES_OF = dict.fromkeys(_MATRICES, _AXES) | {
     **dict.fromkeys(_LENGTHS, ("sequence",)),
 }
 _MAX_SEQUENCES = 2**30
+_MAX_TOTAL = 2**30  # FwdParams: packed_rows
+_MAX_PACKED_STRIDE = 2**34
 _OUTPUTS = ("out", "lse")
 _MAX_HEAD_DIM = 256
 _MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
@@ -323,6 +325,11 @@ def _packed(operands: Arrays[Operand], options: Options) -> Packed | None:
                 f"attention: {operand.name} has {operand.shape[0]} entries; it must have one for each of the "
                 f"{cu_q.shape[0] - 1} sequences"
             )
+    for operand in (operands.q, operands.k):
+        if operand.shape and operand.shape[0] > _MAX_TOTAL:
+            raise UnsupportedError(
+                f"attention: {operand.name} has {operand.shape[0]} rows; packed sequences may have {_MAX_TOTAL}"
+            )
     return Packed(cu_q, cu_k, used_q, used_k, options.max_seqlen_q)
 
 
@@ -466,8 +473,9 @@ def _check_tma_strides(operand: Operand) -> None:
             f"contiguous there, {operand.dtype.itemsize} bytes"
         )
     for name, stride, size in zip(_AXES[-len(operand.shape) : -1], operand.strides, operand.shape, strict=False):
-        if size > 1 and (stride % _TMA_ALIGNMENT or stride >= _MAX_STRIDE):
+        packed_axis = len(operand.shape) == 3 and name == "seqlen"
+        if size > 1 and (stride % _TMA_ALIGNMENT or stride >= (_MAX_PACKED_STRIDE if packed_axis else _MAX_STRIDE)):
             raise ValueError(
                 f"attention: {operand.name} has stride {stride} bytes on its {name} axis; it must be a multiple of "
-                f"{_TMA_ALIGNMENT} below 2**40 (a contiguous copy has such strides)"
+                f"{_TMA_ALIGNMENT} below 2**{34 if packed_axis else 40} (a contiguous copy has such strides)"
             )

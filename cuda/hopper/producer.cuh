@@ -4,19 +4,19 @@
 #include "hopper/storage.cuh"
 #include "mask.cuh"
 #include "params.h"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/tma.cuh"
 #include "tile_scheduler.cuh"
 
 namespace cupyfa::hopper {
 
-/// Copies `rows` rows of a tensor into a slot, one panel of 64 columns at a time. Rows and columns outside the tensor
-/// arrive as zeros.
-template <int columns, int rows>
-__device__ inline void load(const TensorMap& map, const Slot& slot, int row, int head, int batch) {
+/// Copies a tile of a tensor into a slot, one panel of 64 columns at a time. Rows and columns outside the tensor arrive as
+/// zeros.
+template <FwdSpec S, int columns, int tile_rows>
+__device__ inline void load(const TensorMap& map, const Slot& slot, const Rows& rows) {
 #pragma unroll
   for (int panel = 0; panel < panels(columns); ++panel) {
-    ptx::cp_async_bulk_tensor_4d_load(slot.data + panel * panel_bytes(rows), map, panel * panel_cols, row, head, batch,
-                                      slot.full);
+    load_box<S>(slot.data + panel * panel_bytes(tile_rows), map, panel * panel_cols, rows, slot.full);
   }
 }
 
@@ -29,9 +29,10 @@ struct Keys {
   __device__ static Keys of(const FwdParams& p, const TileOf<S>& tile) {
     const int row = tile.m * S.tile_m;
     const BlockRange blocks = BlockRange::of<S>(Sequence<S>(p, tile), row, row + S.tile_m);
-    const Rows rows = Rows::of_k<S>(p, tile);
-    return {rows.first + blocks.begin * S.tile_n, rows.first + (blocks.end - 1) * S.tile_n, tile.head_kv, rows.batch};
+    const Rows rows = Rows::of_k<S>(tile);
+    return {rows.first + blocks.begin * S.tile_n, rows.first + (blocks.end - 1) * S.tile_n, rows.head, rows.batch};
   }
+  __device__ Rows from(int row) const { return {row, head, batch}; }
 };
 
 /// The order of loads is the order in which slots become free, and the order of use: K runs one block ahead of V, into the
@@ -46,14 +47,13 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   ptx::prefetch_tensormap(p.v);
 
   const auto load_k = [&](const Keys& keys, int row) {
-    load<S.head_dim, S.tile_n>(p.k, K.acquire(), row, keys.head, keys.batch);
+    load<S, S.head_dim, S.tile_n>(p.k, K.acquire(), keys.from(row));
   };
   const auto load_v = [&](const Keys& keys, int row) {
-    load<S.head_dim_v, S.tile_n>(p.v, V.acquire(), row, keys.head, keys.batch);
+    load<S, S.head_dim_v, S.tile_n>(p.v, V.acquire(), keys.from(row));
   };
   const auto post = [&](const TileOf<S>& tile) {
-    const Rows rows = Rows::of_q<S>(p, tile);
-    load<S.head_dim, S.tile_m>(p.q, works.post(tile, Storage<S>::q_bytes), rows.first, tile.head, rows.batch);
+    load<S, S.head_dim, S.tile_m>(p.q, works.post(tile, Storage<S>::q_bytes), Rows::of_q<S>(tile));
   };
   const auto post_or_close = [&](const TileOf<S>& tile) {
     if (tile.valid()) {
@@ -63,6 +63,7 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
     }
   };
 
+  if constexpr (S.varlen) ptx::griddepcontrol_wait();  // proves the plan; nobody does anything before the first load
   TileScheduler<S> tiles(p);
   TileOf<S> tile = tiles.tile();
   if constexpr (S.varlen) {

@@ -11,11 +11,10 @@ namespace cupyfa::hopper {
 /// Starts to store the O of a tile that is staged at `o`.
 template <FwdSpec S>
 __device__ inline void issue_store(const FwdParams& p, const TileOf<S>& tile, SharedAddress o) {
-  const Rows rows = Rows::of_q<S>(p, tile);
+  const Rows rows = Rows::of_q<S>(tile);
 #pragma unroll
   for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
-    ptx::cp_async_bulk_tensor_4d_store(p.o, panel * panel_cols, rows.first, tile.head, rows.batch,
-                                       o + panel * panel_bytes(S.tile_m));
+    store_box<S>(p.o, panel * panel_cols, rows, o + panel * panel_bytes(S.tile_m));
   }
   ptx::cp_async_bulk_commit_group();
 }

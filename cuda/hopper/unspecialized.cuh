@@ -118,7 +118,7 @@ class Unspecialized {
     const int row = tile.m * S.tile_m;
     const int last = BlockRange::of<S>(Sequence<S>(p_, tile), row, row + S.tile_m).end - 1;
     typename Storage<S>::WorkProducer works(storage_.qo, storage_.work_barriers, storage_.tiles);
-    load<S.head_dim, S.tile_m>(p_.q, works.post(tile, Storage<S>::q_bytes), row, tile.head, tile.batch);
+    load<S, S.head_dim, S.tile_m>(p_.q, works.post(tile, Storage<S>::q_bytes), Rows::of_q<S>(tile));
     for (int j = last; j >= 0 && j > last - S.stages; --j) {
       load_k(tile, last, j);
       load_v(tile, last, j);
@@ -135,11 +135,11 @@ class Unspecialized {
   // A walk of one step: what it would keep from block to block is computed, because registers are scarce.
   __device__ void load_k(const Tile& tile, int last, int block) const {
     typename Storage<S>::KProducer K(storage_.k, storage_.k_barriers, last - block);
-    load<S.head_dim, S.tile_n>(p_.k, K.acquire(), block * S.tile_n, tile.head_kv, tile.batch);
+    load<S, S.head_dim, S.tile_n>(p_.k, K.acquire(), {block * S.tile_n, tile.head_kv, tile.batch});
   }
   __device__ void load_v(const Tile& tile, int last, int block) const {
     typename Storage<S>::VProducer V(storage_.v, storage_.v_barriers, last - block);
-    load<S.head_dim_v, S.tile_n>(p_.v, V.acquire(), block * S.tile_n, tile.head_kv, tile.batch);
+    load<S, S.head_dim_v, S.tile_n>(p_.v, V.acquire(), {block * S.tile_n, tile.head_kv, tile.batch});
   }
 
   __device__ void finish(Output& O, const Softmax& softmax, const Work& work) const {

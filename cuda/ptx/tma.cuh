@@ -19,12 +19,29 @@ __device__ inline void cp_async_bulk_tensor_4d_load(SharedAddress destination, c
       : "memory");
 }
 
+__device__ inline void cp_async_bulk_tensor_5d_load(SharedAddress destination, const TensorMap& map, int c0, int c1,
+                                                    int c2, int c3, int c4, SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(destination),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
+      : "memory");
+}
+
 /// Shared to global; parts of the box outside the tensor are not written. Completion by the issuer's bulk groups.
 __device__ inline void cp_async_bulk_tensor_4d_store(const TensorMap& map, int c0, int c1, int c2, int c3,
                                                      SharedAddress source) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(source)
                : "memory");
+}
+
+__device__ inline void cp_async_bulk_tensor_5d_store(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
+                                                     SharedAddress source) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(source)
+      : "memory");
 }
 
 __device__ inline void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -163,25 +163,10 @@ class EmulatedDevice:
                 self._addresses[start] = address
         return address + offset
 
-    def tensor_map(self, address: int, *, before: int = 0, **fields: Any) -> bytes:
-        """Return a tensor map over registered memory; see :func:`cupyfa.emulator.tensormap.encode`.
-
-        Parameters
-        ----------
-        address : int
-            Of the first byte that may be touched.
-        before : int
-            How many bytes before it the tensor begins. An access there is found when it is made.
-        **fields
-            Of the tensor map.
-
-        Returns
-        -------
-        bytes
-            The map.
-        """
-        encoded = tensormap.encode(address - before, **fields)
-        end = address - before + tensormap.extent(**fields)
+    def tensor_map(self, address: int, **fields: Any) -> bytes:
+        """Return a tensor map over registered memory; see :func:`cupyfa.emulator.tensormap.encode`."""
+        encoded = tensormap.encode(address, **fields)
+        end = address + tensormap.extent(**fields)
         for base, buffer in list(self._buffers.items()):
             if base <= address < base + buffer.data.size:
                 if end > base + buffer.data.size:

@@ -32,9 +32,12 @@ _FILLS = {"zero": 0, "nan": 1}
 
 
 def extent(*, dtype: str, shape: Sequence[int], strides: Sequence[int], **_: Any) -> int:
-    """Return the bytes from a tensor's address to the end of its last element, by the fields of :func:`encode`."""
+    """Return the bytes from a tensor's address to the end of its last element, by the fields of :func:`encode`.
+
+    Addresses are added modulo 2^64: that is how a dimension can count backwards.
+    """
     rows = sum((n - 1) * stride for n, stride in zip(shape[1:], strides, strict=True))
-    return rows + shape[0] * ELEMENT_TYPES[dtype][1]
+    return (rows + shape[0] * ELEMENT_TYPES[dtype][1]) % 2**64
 
 
 def encode(
