@@ -9,9 +9,12 @@
 
 from cupyfa._version import __version__
 from cupyfa.attention import AttentionResult, attention
+from cupyfa.dispatch import VarlenPlan
 from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
+from cupyfa.varlen import attention_varlen, plan_varlen
 from cupyfa.warmup import warmup
+from cupyfa.workspace import workspace_size
 
 __all__ = [
     "AttentionResult",
@@ -20,8 +23,12 @@ __all__ = [
     "HazardError",
     "LaunchError",
     "UnsupportedError",
+    "VarlenPlan",
     "__version__",
     "attention",
+    "attention_varlen",
     "explain",
+    "plan_varlen",
     "warmup",
+    "workspace_size",
 ]

@@ -43,6 +43,7 @@ def attention(
     return_lse: Literal[False] = ...,
     out: Any = ...,
     lse: Any = ...,
+    workspace: Any = ...,
     backend: Backend | None = ...,
     config: Config | None = ...,
 ) -> Any: ...
@@ -64,6 +65,7 @@ def attention(
     return_lse: Literal[True],
     out: Any = ...,
     lse: Any = ...,
+    workspace: Any = ...,
     backend: Backend | None = ...,
     config: Config | None = ...,
 ) -> AttentionResult: ...
@@ -84,6 +86,7 @@ def attention(
     return_lse: bool = False,
     out: Any = None,
     lse: Any = None,
+    workspace: Any = None,
     backend: Backend | None = None,
     config: Config | None = None,
 ) -> Any:
@@ -124,6 +127,8 @@ def attention(
         other arguments.
     lse : array, optional
         float32, (batch, heads_q, seqlen_q), written in place, whatever ``return_lse`` is.
+    workspace : array, optional
+        uint8, at least :func:`cupyfa.workspace_size` bytes, for intermediate results; new memory by default.
     backend : {"emulator"}, optional
         ``"emulator"`` runs the kernel that CuPy arrays would get on an H200, instruction by instruction, on NumPy
         arrays (it needs ``pip install 'cupyfa[compile]'``); the rules for arrays on a GPU hold. :mod:`cupyfa.emulate`
@@ -170,5 +175,5 @@ def attention(
     check_return_lse(return_lse)
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
     arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes)
-    out, lse = attend(arrays, options, return_lse, backend, config)
+    out, lse = attend(arrays, options, return_lse, backend, config, None, workspace)
     return AttentionResult(out, lse) if return_lse else out

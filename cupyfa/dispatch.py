@@ -25,7 +25,7 @@ from cupyfa.problem import Problem, check_addresses, check_overlap
 from cupyfa.select import Config, Device, Selection, config_items, select
 from cupyfa.spec import PlanSpec
 
-__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "check_lengths", "make_plan", "prepare"]
+__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "check_lengths", "make_plan", "prepare", "workspace_bytes"]
 
 Backend = Literal["emulator"]
 
@@ -297,6 +297,23 @@ def make_plan(arrays: Arrays[Any], options: Options, config: Config | None, work
     stream = sys.modules["cupy"].cuda.get_current_stream().ptr
     planner(_addresses(arrays, None, None), buffer.data.ptr, stream)
     return VarlenPlan(planner.packing, buffer)
+
+
+def workspace_bytes(arrays: Arrays[Any], options: Options, config: Config | None) -> int:
+    """Return how much memory a call needs.
+
+    Parameters
+    ----------
+    arrays, options, config
+        As for :func:`prepare`.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    planner = prepare(arrays, options, False, config).planner
+    return 0 if planner is None else planner.packing.plan_bytes
 
 
 def _emulated(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> tuple[Any, Any]:

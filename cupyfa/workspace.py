@@ -1,0 +1,63 @@
+"""How much memory a call needs beside its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupyfa.dispatch import workspace_bytes
+from cupyfa.operand import Arrays, Layout
+from cupyfa.options import WindowSize, check_max_seqlen, check_options
+from cupyfa.select import Config
+
+__all__ = ["workspace_size"]
+
+
+def workspace_size(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    *,
+    max_seqlen_q: int | None = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float | None = None,
+    sink: Any = None,
+    alibi_slopes: Any = None,
+    layout: Layout = "BSHD",
+    config: Config | None = None,
+) -> int:
+    """Return how many bytes a call of :func:`cupyfa.attention` or :func:`cupyfa.attention_varlen` needs.
+
+    Parameters
+    ----------
+    q, k, v : array
+        CuPy arrays as for the call, of which only the geometry matters.
+    cu_seqlens_q, cu_seqlens_k : array, optional
+        Of packed sequences; without them, the call is one of ``attention``.
+    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
+        As for the call.
+
+    Returns
+    -------
+    int
+        The size of ``workspace``; 0 where a call needs none.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsupportedError, CompileError
+        As for the call.
+
+    Examples
+    --------
+    >>> size = workspace_size(q, k, v, offsets, offsets, causal=True)  # doctest: +SKIP
+    >>> workspace = cupy.empty(size, cupy.uint8)  # doctest: +SKIP
+    """
+    options = check_options(softmax_scale, causal, window_size, softcap, layout)
+    options = options._replace(max_seqlen_q=check_max_seqlen("max_seqlen_q", max_seqlen_q))
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    return workspace_bytes(Arrays(q, k, v, None, None, sink, alibi_slopes, *lengths), options, config)
