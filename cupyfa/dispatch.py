@@ -13,10 +13,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cupyfa import debug
 from cupyfa._launch import ForwardLauncher
 from cupyfa.errors import HazardError, type_name
 from cupyfa.kernels import Kernel, load
-from cupyfa.operand import Addresses, Arrays, Geometry, Operand
+from cupyfa.lengths import check_lengths
+from cupyfa.operand import LENGTHS, Addresses, Arrays, Geometry, Operand
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
 from cupyfa.packing import Packing, Planner, read_plan
@@ -25,7 +27,7 @@ from cupyfa.problem import Problem, check_addresses, check_overlap
 from cupyfa.select import Config, Device, Selection, config_items, select
 from cupyfa.spec import PlanSpec
 
-__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "check_lengths", "make_plan", "prepare", "workspace_bytes"]
+__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "make_plan", "prepare", "workspace_bytes"]
 
 Backend = Literal["emulator"]
 
@@ -212,6 +214,8 @@ def _on_gpu(
     addresses = _addresses(arrays, out, lse)
     check_addresses(problem, addresses)
     stream = cupy.cuda.get_current_stream().ptr
+    if debug.DEBUG and problem.packed is not None and plan is None:
+        _check_lengths_on_gpu(arrays, problem)
     if launcher is None:
         fill_without_keys(out, lse, arrays.sink)
     elif planner is None:
@@ -260,7 +264,9 @@ def _memory(size: int, workspace: Any) -> Any:
 def _planned(plan: VarlenPlan, packing: Packing) -> Any:
     """Return the memory of the user's plan, if it suits the call."""
     if not isinstance(plan, VarlenPlan):
-        raise TypeError(f"attention: plan is a {type_name(type(plan))}; it must come from cupyfa.plan_varlen, or be None")
+        raise TypeError(
+            f"attention: plan is a {type_name(type(plan))}; it must come from cupyfa.plan_varlen, or be None"
+        )
     for field in dataclasses.fields(packing):
         theirs, ours = getattr(plan.packing, field.name), getattr(packing, field.name)
         if theirs != ours:
@@ -293,6 +299,8 @@ def make_plan(arrays: Arrays[Any], options: Options, config: Config | None, work
     problem, selection, _, _, planner = prepare(arrays, options, False, config)
     if planner is None:  # no rows, or no keys: the call will need nothing
         return VarlenPlan(Packing.of(problem, selection, Device.current()), _memory(0, workspace))
+    if debug.DEBUG:
+        _check_lengths_on_gpu(arrays, problem)
     buffer = _memory(planner.packing.plan_bytes, workspace)
     stream = sys.modules["cupy"].cuda.get_current_stream().ptr
     planner(_addresses(arrays, None, None), buffer.data.ptr, stream)
@@ -352,7 +360,7 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
     }
     matrices = (arrays.q, arrays.k, arrays.v, out)
     if problem.packed is not None:
-        lengths = {name: getattr(arrays, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")}
+        lengths = {name: getattr(arrays, name) for name in LENGTHS}
         check_lengths(lengths, problem)
         q, k, v, o = matrices
         packed.attention(q, k, v, **lengths, **given, out=o)
@@ -362,31 +370,9 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
     return out, lse
 
 
-def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
-    """Check the values of the lengths of packed sequences, on the host.
-
-    Parameters
-    ----------
-    lengths : dict
-        cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k: NumPy arrays, or None.
-    problem : Problem
-        Packed.
-
-    Raises
-    ------
-    ValueError
-        Naming the array and the index.
-    """
-    for side, total in (("q", problem.seqlen_q), ("k", problem.seqlen_k)):
-        name, used_name = f"cu_seqlens_{side}", f"seqused_{side}"
-        offsets, used = lengths[name].astype(np.int64), lengths[used_name]
-        sizes = np.diff(offsets)
-        for i in np.flatnonzero(sizes < 0)[:1]:
-            raise ValueError(f"attention: {name}[{i + 1}] is {offsets[i + 1]}, less than {name}[{i}], {offsets[i]}")
-        for i in np.flatnonzero((offsets < 0) | (offsets > total))[:1]:
-            raise ValueError(f"attention: {name}[{i}] is {offsets[i]}; it must be from 0 to the {total} rows of {side}")
-        if used is not None:
-            for i in np.flatnonzero((used < 0) | (used > sizes))[:1]:
-                raise ValueError(
-                    f"attention: {used_name}[{i}] is {used[i]}; it must be from 0 to the {sizes[i]} rows of sequence {i}"
-                )
+def _check_lengths_on_gpu(arrays: Arrays[Any], problem: Problem) -> None:
+    """Wait for the lengths and check them; a stream under capture has none yet."""
+    if sys.modules["cupy"].cuda.get_current_stream().is_capturing():
+        return
+    lengths = {name: getattr(arrays, name) for name in LENGTHS}
+    check_lengths({name: None if x is None else x.get() for name, x in lengths.items()}, problem)

@@ -11,10 +11,22 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LAYOUTS", "Addresses", "Arrays", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
+__all__ = [
+    "LAYOUTS",
+    "LENGTHS",
+    "Addresses",
+    "Arrays",
+    "Geometry",
+    "Layout",
+    "Operand",
+    "overlaps_itself",
+    "share_memory",
+]
 
 Layout = Literal["BSHD", "BHSD"]
 LAYOUTS = ("BSHD", "BHSD")
+#: The arrays with the lengths of packed sequences.
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 #: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]

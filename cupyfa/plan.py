@@ -10,8 +10,8 @@ import numpy as np
 from cupyfa._launch import PACKED_ROWS, ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
-from cupyfa.problem import Problem
 from cupyfa.packing import packed_tiles
+from cupyfa.problem import Problem
 from cupyfa.schedule import heads_per_section
 from cupyfa.select import Device
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import Addresses, Arrays, Operand, overlaps_itself, share_memory
+from cupyfa.operand import LENGTHS, Addresses, Arrays, Operand, overlaps_itself, share_memory
 from cupyfa.options import Options
 from cupyfa.spec import DType
 
@@ -19,13 +19,12 @@ __all__ = ["Problem", "check_addresses", "check_overlap"]
 _DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 _AXES = ("batch", "seqlen", "heads", "head_dim")
 _MATRICES = ("q", "k", "v", "out")
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 # Packed arrays have no batch axis.
 _AXES_OF = dict.fromkeys(_MATRICES, _AXES) | {
     "lse": ("batch", "heads", "seqlen"),
     "sink": ("heads",),
     "alibi_slopes": ("batch", "heads"),
-    **dict.fromkeys(_LENGTHS, ("sequence",)),
+    **dict.fromkeys(LENGTHS, ("sequence",)),
 }
 _MAX_SEQUENCES = 2**30
 _MAX_TOTAL = 2**30  # FwdParams: packed_rows
@@ -278,7 +277,7 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
     if problem.alibi_slopes is not None:
         inputs += ((problem.alibi_slopes, addresses.alibi_slopes),)
     if problem.packed is not None:
-        lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in _LENGTHS)
+        lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in LENGTHS)
         inputs += tuple((operand, address) for operand, address in lengths if operand is not None)
     out, lse = addresses.out, addresses.lse
     _check_overlap(problem.out, out, inputs)
@@ -297,7 +296,7 @@ def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, i
 
 def _packed(operands: Arrays[Operand], options: Options) -> Packed | None:
     """Check the lengths of packed sequences, as far as the host can know them."""
-    cu_q, cu_k, used_q, used_k = (getattr(operands, name) for name in _LENGTHS)
+    cu_q, cu_k, used_q, used_k = (getattr(operands, name) for name in LENGTHS)
     if cu_q is None or cu_k is None:
         return None
     for operand in (cu_q, cu_k, used_q, used_k):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any
+
+import numpy as np
 
 from cupyfa.attention import AttentionResult
 from cupyfa.dispatch import Backend, VarlenPlan, attend, make_plan
@@ -11,45 +13,6 @@ from cupyfa.options import Options, WindowSize, check_max_seqlen, check_options,
 from cupyfa.select import Config
 
 __all__ = ["attention_varlen", "plan_varlen"]
-
-
-@overload
-def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Any,
-) -> Any: ...
-
-
-@overload
-def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    return_lse: Literal[True],
-    **options: Any,
-) -> AttentionResult: ...
-
-
-@overload
-def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    return_lse: bool,
-    **options: Any,
-) -> Any: ...
 
 
 def attention_varlen(
@@ -181,12 +144,18 @@ def plan_varlen(
     ----------
     q, k, v : array
         As for :func:`attention_varlen`: CuPy arrays, of which only the geometry matters.
-    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k : array
+    cu_seqlens_q, cu_seqlens_k : array
         As for :func:`attention_varlen`; the plan keeps what they hold when the stream comes there.
-    max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, config
+    max_seqlen_q, max_seqlen_k : int, optional
+        As for :func:`attention_varlen`.
+    seqused_q, seqused_k : array, optional
+        Like the offsets.
+    softmax_scale, causal, window_size, softcap, sink, alibi_slopes
         As for :func:`attention_varlen`.
     workspace : array, optional
         uint8, at least :func:`cupyfa.workspace_size` bytes: where the plan goes, instead of new memory.
+    config
+        As for :func:`attention_varlen`.
 
     Returns
     -------
@@ -207,6 +176,8 @@ def plan_varlen(
     """
     options = _options(softmax_scale, causal, window_size, softcap, max_seqlen_q, max_seqlen_k)
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    if isinstance(q, np.ndarray):
+        raise TypeError("attention: q is a numpy.ndarray; a plan is made on the GPU, for CuPy arrays")
     arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, **lengths)
     return make_plan(arrays, options, config, workspace)
 

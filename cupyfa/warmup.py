@@ -11,17 +11,17 @@ import numpy as np
 
 from cupyfa.kernels import load
 from cupyfa.operand import Arrays, Operand
-from cupyfa.options import check_options
+from cupyfa.options import check_max_seqlen, check_options
 from cupyfa.problem import Problem
 from cupyfa.select import Config, Device, select
-from cupyfa.spec import FwdSpec
+from cupyfa.spec import PlanSpec, Spec
 
 __all__ = ["warmup"]
 
-_ARGUMENTS = ("q", "k", "v", "dtype", "sink", "alibi_slopes", "config")
+_ARGUMENTS = ("q", "k", "v", "dtype", "sink", "alibi_slopes", "sequences", "max_seqlen_q", "config")
 
 
-def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, progress: bool = True) -> list[FwdSpec]:
+def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, progress: bool = True) -> list[Spec]:
     """Compile and load the kernels of some calls on the current device, so that no later one has to.
 
     A kernel that is warm can be launched into a graph under capture; a cold one cannot.
@@ -31,7 +31,8 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
     calls : iterable of Mapping
         The keyword arguments of :func:`cupyfa.attention`, with shapes in place of arrays: ``q``, ``k``, and ``v`` if it
         is not that of ``k``; ``dtype``, one for all of them; ``sink=True`` and ``alibi_slopes=True`` where there will
-        be such an array. ``out`` and ``lse`` do not matter.
+        be such an array. ``out`` and ``lse`` do not matter. For :func:`cupyfa.attention_varlen` the shapes have three
+        axes, and ``sequences`` says how many there will be; any other number needs the same kernels.
     workers : int, optional
         How many kernels are compiled at a time; by default as many as there are processors.
     progress : bool
@@ -39,7 +40,7 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
 
     Returns
     -------
-    list of FwdSpec
+    list of FwdSpec and PlanSpec
         The kernels that are warm now, each once.
 
     Raises
@@ -64,9 +65,9 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
 
     index = cupy.cuda.runtime.getDevice()
     device = Device.current()
-    specs = list(dict.fromkeys(_spec(number, call, device) for number, call in enumerate(calls)))
+    specs = list(dict.fromkeys(spec for number, call in enumerate(calls) for spec in _specs(number, call, device)))
 
-    def load_there(spec: FwdSpec) -> None:
+    def load_there(spec: Spec) -> None:
         with cupy.cuda.Device(index):
             load(spec, index)
 
@@ -78,8 +79,8 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
     return specs
 
 
-def _spec(number: int, call: Mapping[str, Any], device: Device) -> FwdSpec:
-    """Return the kernel of a call."""
+def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, ...]:
+    """Return the kernels of a call."""
     options = {name: value for name, value in call.items() if name not in _ARGUMENTS}
     for name in ("q", "k", "dtype"):
         if name not in call:
@@ -90,12 +91,19 @@ def _spec(number: int, call: Mapping[str, Any], device: Device) -> FwdSpec:
         if str(error).startswith("attention: "):
             raise
         raise TypeError(f"warmup: call {number}: {error}") from None
+    checked = checked._replace(max_seqlen_q=check_max_seqlen("max_seqlen_q", call.get("max_seqlen_q")))
     shapes = {"q": call["q"], "k": call["k"], "v": call.get("v", call["k"])}
     operands = {name: Operand.contiguous(name, tuple(shape), call["dtype"], 0) for name, shape in shapes.items()}
-    heads = operands["q"].in_bshd(checked.layout).shape[2]
+    sequences = check_max_seqlen("sequences", call.get("sequences"))
+    packed = sequences is not None
+    if sequences is not None:
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            operands[name] = Operand.contiguous(name, (sequences + 1,), np.int32, 0)
+    heads = operands["q"].shape[-2] if packed else operands["q"].in_bshd(checked.layout).shape[2]
     for name in ("sink", "alibi_slopes"):
         if call.get(name):
             operands[name] = Operand.contiguous(name, (heads,), np.float32, 0)
     problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)
     config: Config | None = call.get("config")
-    return select(problem, device, config).spec
+    spec = select(problem, device, config).spec
+    return (spec, PlanSpec()) if packed else (spec,)

@@ -463,8 +463,11 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
         (UNSPECIALIZED | {"three_stage": True, "speculative": False}, "set overlap=True, three_stage=False, and "),
         (UNSPECIALIZED | {"stages": 1}, "set overlap=True, three_stage=False, and stages to 2 or more"),
         *(
-            (config | {name: True}, "windows and score modifiers are written for the roles and two stages: set warp_sp")
-            for name in ("window", "softcap", "alibi")
+            (
+                config | {name: True},
+                "windows, score modifiers and packed sequences are written for the roles and two st",
+            )
+            for name in ("varlen", "window", "softcap", "alibi")
             for config in (UNSPECIALIZED, {"three_stage": True, "speculative": False, "pingpong": False})
         ),
         (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, three_stage=False, and "),

@@ -29,12 +29,18 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "_launch": {"errors"},
     "kernels": {"compiler", "_launch"},
     "schedule": {"problem", "select"},
-    "plan": {"problem", "schedule", "select", "_launch"},
+    "packing": {"problem", "select", "_launch"},
+    "plan": {"packing", "problem", "schedule", "select", "_launch"},
     "emulator": {"errors"},
     "emulate": {"compiler", "emulator", "plan", "_launch"},
-    "attention": {"kernels", "select", "plan", "_launch", "oracles", "emulate"},
+    "debug": set(),
+    "lengths": {"problem"},
+    "dispatch": {"lengths", "kernels", "select", "packing", "plan", "_launch", "oracles", "emulate", "debug"},
+    "attention": {"dispatch"},
+    "varlen": {"attention"},
+    "workspace": {"dispatch"},
     "testing": {"oracles", "spec"},
-    "explain": {"attention"},
+    "explain": {"dispatch"},
     "warmup": {"kernels", "options", "select"},
     "emulate_command": {"emulate", "testing"},
     "bench": {"__init__", "emulate", "testing"},
@@ -65,6 +71,7 @@ DEVICE_LAYERS: dict[str, set[str]] = {
     "spec": set(),
     "ptx": {"ptx", "spec", "params"},
     "shared": {"shared", "ptx", "spec", "params"},
+    "shared entry": {"shared", "ptx", "spec", "params"},
     "hopper": {"hopper", "shared", "ptx", "spec", "params"},
     "hopper entry": {"hopper", "shared", "ptx", "spec", "params"},
     "blackwell": {"blackwell", "shared", "ptx", "spec", "params"},
@@ -183,6 +190,8 @@ def device_group(path: Path) -> str | None:
             return "spec"
         case [name] if name.endswith(".cuh"):
             return "shared"
+        case [name] if name.endswith(".cu"):
+            return "shared entry"
         case ["ptx", name] if name.endswith(".cuh"):
             return "ptx"
         case [("hopper" | "blackwell") as arch, name] if name.endswith(".cuh"):

@@ -36,12 +36,12 @@ TRAITS = {
     "consumer_registers": 232,
 }
 #: What cuda/params.h has behind the tensor maps, in the notation of Python's struct.
-LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQ"
+LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQQ"
 FIELDS = (
     *("lse", "lse_stride_batch", "lse_stride_head", "lse_stride_row"),
     *("sink", "alibi_slopes", "sink_stride", "alibi_stride_batch", "alibi_stride_head"),
     *("scale_log2", "softcap_slope", "softcap", "seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"),
-    *("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section", "tile_counter"),
+    *("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section", "plan", "tile_counter"),
 )
 LOG2_E = math.log2(math.e)
 
@@ -80,6 +80,7 @@ def test_sizes() -> None:
         "tiles_m": 3,
         "tiles": 36,
         "heads_per_section": 1,
+        "plan": 0,
         "tile_counter": 0,
     }
 

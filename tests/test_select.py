@@ -158,8 +158,8 @@ COMPARED: dict[str, dict[str, Any]] = {
 def test_kernels_for_comparisons_refuse_options(options: dict[str, Any], name: str) -> None:
     config = COMPARED[name]
     message = (
-        rf"^attention: config has {name}={config[name]}; that kernel is for comparisons, and has no left side of a "
-        rf"window, no softcap and no ALiBi: set {name}={not config[name]}$"
+        rf"^attention: config has {name}={config[name]}; that kernel is for comparisons, and has no packed sequences, "
+        rf"no left side of a window, no softcap and no ALiBi: set {name}={not config[name]}$"
     )
     with pytest.raises(ValueError, match=message):
         select(make_problem(head_dim=128, **options), H200, config)
@@ -220,7 +220,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "warp_specialized": {"q_stages": 1, "pingpong": False, "scheduler": Scheduler.ONE_TILE, "setmaxnreg": False},
 }
 DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64} | dict.fromkeys(
-    ("causal", "window", "sink", "softcap", "alibi", "negate_scores"), True
+    ("varlen", "causal", "window", "sink", "softcap", "alibi", "negate_scores"), True
 )
 
 

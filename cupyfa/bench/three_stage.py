@@ -80,6 +80,7 @@ def spec_of(head_dim: int, tile_m: int, tile_n: int, *, dtype: DType, causal: bo
         tile_n=tile_n,
         stages=2,
         q_stages=2 if 2 * head_dim * rows <= 226 * 1024 else 1,
+        varlen=False,
         causal=causal,
         window=False,
         sink=False,

@@ -112,6 +112,8 @@ def attention(
     lse[...] = -np.inf if sink is None else sink[:, None]
     for i, (rows, keys) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
         slopes = alibi_slopes[i] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes
-        result, of_rows = of_sequence(q[None, rows], k[None, keys], v[None, keys], sink=sink, alibi_slopes=slopes, **options)
+        result, of_rows = of_sequence(
+            q[None, rows], k[None, keys], v[None, keys], sink=sink, alibi_slopes=slopes, **options
+        )
         out[rows], lse[:, rows] = result[0], of_rows[0]
     return out, lse

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from cupyfa.testing.inputs import random_array
 
-__all__ = ["CASES", "Case", "as_bshd"]
+__all__ = ["CASES", "DTYPES", "Case", "as_bshd"]
 
 
-_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def as_bshd(array: Any, layout: str) -> Any:
@@ -123,7 +123,7 @@ class Case:
     @property
     def np_dtype(self) -> np.dtype[Any]:
         """The data type as an object."""
-        return _DTYPES[self.dtype]
+        return DTYPES[self.dtype]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _anchor() -> Iterator[Case]:
     side, one query short of whole tiles, and many whole and ragged blocks.
     """
     shapes = [(1, 1, 2, 1), (1, 257, 4, 2), (239, 1, 4, 2), (113, 203, 4, 2), (1023, 1024, 2, 1)]
-    for (sq, sk, hq, hk), dtype, causal in itertools.product(shapes, _DTYPES, (False, True)):
+    for (sq, sk, hq, hk), dtype, causal in itertools.product(shapes, DTYPES, (False, True)):
         yield Case("anchor", 2, sq, sk, hq, hk, 128 if dtype == "bfloat16" else 64, dtype, causal)
     yield Case("anchor", 1, 4224, 4224, 2, 1, 128, "bfloat16", True)
     yield Case("anchor", 1, 4224, 4224, 2, 2, 64, "float16", False)
@@ -469,7 +469,7 @@ def _mixed() -> Iterator[Case]:
         yield Case("mixed", 2, 150, 275, 4, 2, 128 if dtype == "bfloat16" else 64, dtype, **options)
     for head_dim, head_dim_v, dtype in _TILES:
         yield Case("mixed", 1, 150, 275, 6, 2, head_dim, dtype, head_dim_v=head_dim_v, amplitude=8.0, **every)
-    for dtype, layout in itertools.product(_DTYPES, ("BSHD", "BHSD")):
+    for dtype, layout in itertools.product(DTYPES, ("BSHD", "BHSD")):
         causal: dict[str, Any] = every | {"window_size": (90, None), "softcap": 50.0}
         yield Case("mixed", 2, 140, 203, 6, 1, 128, dtype, True, layout=layout, **causal)
     yield Case("mixed", 2, 300, 70, 4, 1, 64, "float16", True, -1.0, **every)

@@ -83,7 +83,7 @@ def test_a_group_is_of_one_shape():
 
 @pytest.mark.parametrize("cell", EVERY, ids=str)
 def test_the_kernel_that_is_warmed_up_is_the_one_that_is_timed(cell):
-    spec = importlib.import_module("cupyfa.warmup")._spec(0, cell.warmup_call, H200)
+    (spec,) = importlib.import_module("cupyfa.warmup")._specs(0, cell.warmup_call, H200)
     assert spec == kernel(cell)
     assert cell.useful_flops <= cell.scheduled_flops(spec.tile_m, spec.tile_n, spec.head_dim)
 

@@ -370,6 +370,7 @@ KERNEL = FwdSpec(
     tile_n=128,
     stages=2,
     q_stages=2,
+    varlen=False,
     causal=True,
     window=False,
     sink=False,

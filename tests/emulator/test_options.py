@@ -84,13 +84,13 @@ SOFTCAP = Case("softcap", 1, 150, 200, 2, 1, 64, "float16", softcap=2.0)
 CAPPED_SINK = Case("mixed", 1, 150, 200, 4, 2, 64, "float16", softcap=2.0, sink=True)
 FAULTS = {
     # name: file, pattern, replacement, the case that shows it
-    "the window begins a key late": (MASK, r"row \+ p\.first_diagonal", "row + 1 + p.first_diagonal", WINDOW),
+    "the window begins a key late": (MASK, r"row \+ p_\.first_diagonal", "row + 1 + p_.first_diagonal", WINDOW),
     "the window begins a key early": (MASK, r"column < begin", "column + 1 < begin", WINDOW),
     "the first blocks are not masked": (MASK, r"\+ S\.tile_n - 1\) / S\.tile_n,\n", ") / S.tile_n,\n", WINDOW),
     "a block is left out": (
         MASK,
-        r"\{first_key<S>\(p, row_begin\)",
-        "{S.tile_n - 1 + first_key<S>(p, row_begin)",
+        r"\{sequence\.first_key\(row_begin\)",
+        "{S.tile_n - 1 + sequence.first_key(row_begin)",
         WINDOW,
     ),
     "the sink is in base e": (EPILOGUE, r"shift\) \* log2_e", "shift)", SINK),
@@ -103,7 +103,7 @@ FAULTS = {
     "a slope knows one direction": (MOD, r"fabsf\(", "(", ALIBI),
     "both rows have one distance": (MOD, r"block \* S\.tile_n - 8\)", "block * S.tile_n)", ALIBI),
     "slopes of the first batch": (MOD, r"tile\.batch \* p\.alibi_stride_batch \+ ", "", ALIBI),
-    "slopes are aligned top-left": (MOD, r" - \(p\.seqlen_k - p\.seqlen_q\)", "", ALIBI),
+    "slopes are aligned top-left": (MOD, r" - \(sequence\.seqlen_k\(\) - sequence\.seqlen_q\(\)\)", "", ALIBI),
 }
 
 

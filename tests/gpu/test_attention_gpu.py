@@ -30,7 +30,7 @@ from hard_scores import KINDS, harden  # noqa: E402
 
 import cupyfa  # noqa: E402
 from cupyfa._launch import TileCounters  # noqa: E402
-from cupyfa.attention import prepare  # noqa: E402
+from cupyfa.dispatch import prepare  # noqa: E402
 from cupyfa.operand import Arrays  # noqa: E402
 from cupyfa.options import check_options  # noqa: E402
 from cupyfa.oracles import dense  # noqa: E402

@@ -36,6 +36,7 @@ SPEC = FwdSpec(
     tile_n=64,
     stages=2,
     q_stages=1,
+    varlen=False,
     causal=True,
     window=False,
     sink=False,
@@ -465,7 +466,7 @@ EDITS = {
     "next k released before its wait": Edit(
         CONSUMER, r"complete<0>\(scores\);[^\n]*(\s*work = next;)", r"\1", ReleaseBeforeCompletion, PIPELINED
     ),
-    "first k of a tile is not released": Edit(CONSUMER, r"release\(k\);(\s*const BlockRange)", r"\1", Deadlock),
+    "first k of a tile is not released": Edit(CONSUMER, r"release\(k\);(\s*const Sequence)", r"\1", Deadlock),
     "the next scores from the old Q": Edit(CONSUMER, r"rows_of\(next\)", "rows_of(work)", StaleGeneration, PIPELINED),
     "scores without a fence": Edit("hopper/gemm.cuh", r"ptx::wgmma_fence\(\);  // earlier reads", "//", MissingFence),
     "output without a fence": Edit("hopper/gemm.cuh", r"ptx::wgmma_fence\(\);  // earlier writes", "//", MissingFence),
@@ -507,11 +508,13 @@ EDITS = {
         THREE_STAGE, r"complete<0>\(O\);  // proves O and", "complete<1>(O);  //", ReleaseBeforeCompletion, "three"
     ),
     # What is loaded
-    "another block is loaded": Edit(PRODUCER_SOURCE, r"load_k\(these, j - 1\)", "load_k(these, j)", StaleGeneration),
+    "another block is loaded": Edit(
+        PRODUCER_SOURCE, r"load_k\(these, row - S.tile_n\)", "load_k(these, row)", StaleGeneration
+    ),
     "a block is left out": Edit(
         PRODUCER_SOURCE,
-        r"j > these.first \+ 1; --j",
-        "j > these.first + 2; --j",
+        r"row > these.first \+ S.tile_n; row",
+        "row > these.first + 2 * S.tile_n; row",
         (StaleGeneration, Deadlock, MissingProduct, EarlyRead),
     ),
     "the keys of the last tile again": Edit(
@@ -525,21 +528,21 @@ EDITS = {
         SINGLE,
     ),
     "V as wide as Q": Edit(
-        PRODUCER_SOURCE, r"load<S.head_dim_v, S.tile_n>", "load<S.head_dim, S.tile_n>", Deadlock, "wide_v"
+        PRODUCER_SOURCE, r"load<S, S.head_dim_v, S.tile_n>", "load<S, S.head_dim, S.tile_n>", Deadlock, "wide_v"
     ),
     "Q announced as wide as O": Edit(PRODUCER_SOURCE, r"::q_bytes", "::qo_bytes", Deadlock, "wide_v"),
     # Windows: who begins where
     "the producer loads a window from the first key": Edit(
         PRODUCER_SOURCE,
-        r"\{blocks.begin, blocks.end - 1",
-        "{0, blocks.end - 1",
+        r"\{rows.first \+ blocks.begin \*",
+        "{rows.first + 0 *",
         (*LATE, Deadlock, MissingProduct),
         WINDOWS,
     ),
     "the producer begins one block late": Edit(
         PRODUCER_SOURCE,
-        r"\{blocks.begin, blocks.end - 1",
-        "{min(blocks.begin + 1, blocks.end - 1), blocks.end - 1",
+        r"\{rows.first \+ blocks.begin \*",
+        "{rows.first + min(blocks.begin + 1, blocks.end - 1) *",
         (*LATE, Deadlock, MissingProduct),
         WINDOWS,
     ),
@@ -558,20 +561,20 @@ EDITS = {
     ),
     "the window of the last row": Edit(
         MASK,
-        r"\{first_key<S>\(p, row_begin\) / S.tile_n",
-        "{first_key<S>(p, row_end - 1) / S.tile_n",
+        r"\{sequence.first_key\(row_begin\) / S.tile_n",
+        "{sequence.first_key(row_end - 1) / S.tile_n",
         (StaleGeneration, MissingProduct),
         WINDOWS,
     ),
     "the first whole block of a window": Edit(
         MASK,
-        r"\{first_key<S>\(p, row_begin\) / S.tile_n",
-        "{(first_key<S>(p, row_begin) + S.tile_n - 1) / S.tile_n",
+        r"\{sequence.first_key\(row_begin\) / S.tile_n",
+        "{(sequence.first_key(row_begin) + S.tile_n - 1) / S.tile_n",
         (StaleGeneration, MissingProduct),
         WINDOWS,
     ),
     "the window of the right side": Edit(
-        MASK, r"row \+ p.first_diagonal", "row + p.last_diagonal", (StaleGeneration, MissingProduct), WINDOWS
+        MASK, r"row \+ p_.first_diagonal", "row + p_.last_diagonal", (StaleGeneration, MissingProduct), WINDOWS
     ),
     "rounds down to the first key": Edit(
         CONSUMER,
@@ -604,7 +607,7 @@ EDITS = {
         SCHEDULER, r"S.tiles_grow\(\) && round_", "S.causal && round_", TileSetViolation, "window_one window_serial"
     ),
     # Query tiles: the work ring and the scheduler
-    "no close": Edit(PRODUCER_SOURCE, r"works.close\(\);", "", Deadlock),
+    "no close": Edit(PRODUCER_SOURCE, r"(else \{\s*)works.close\(\);", r"\1", Deadlock),
     "a tile without coordinates": Edit(WORK, r"tiles_\[this->stage_\] = tile;", "", (Deadlock, MissingProduct)),
     "coordinates written over those in use": Edit(
         WORK, r"wait_parity\(slot.empty, this->parity_\);", "", (*LATE, Deadlock, TileSetViolation)
@@ -623,10 +626,10 @@ EDITS = {
     "no advance": Edit(PRODUCER_SOURCE, r"tiles.advance\(\);", "", TileSetViolation),
     "counter not reset": Edit(SCHEDULER, r"\*p_.tile_counter = 0;", "{}", TileSetViolation, DYNAMIC),
     "counter reset by the last draw but one": Edit(
-        SCHEDULER, r"number_ == p_.tiles - 1", "number_ == p_.tiles - 2", TileSetViolation, DYNAMIC
+        SCHEDULER, r"number_ == tiles\(\) - 1", "number_ == tiles() - 2", TileSetViolation, DYNAMIC
     ),
     "counter reset by the first draw in vain": Edit(
-        SCHEDULER, r" && number_ == p_.tiles - 1", "", TileSetViolation, DYNAMIC
+        SCHEDULER, r" && number_ == tiles\(\) - 1", "", TileSetViolation, DYNAMIC
     ),
     "no reverse": Edit(SCHEDULER, r"\(reverse \?", "(false ?", TileSetViolation, "one exact_two"),
     # O: hand-over and store
@@ -675,7 +678,9 @@ EDITS = {
     "O stored from the first slot": Edit(
         STORER_SOURCE, r"works.data\(work\)", "works.data({0, 0})", (StaleGeneration, EarlyRead), PIPELINED
     ),
-    "O stored to the next head": Edit(STORER_SOURCE, r"tile.head,", "tile.head + 1,", AssertionError),
+    "O stored to the next head": Edit(
+        "hopper/rows.cuh", r"(tensor_4d_store\(map, column, rows.first, rows.head)", r"\1 + 1", AssertionError
+    ),
     "O as wide as Q": Edit(STORER_SOURCE, r"panels\(S.head_dim_v\)", "panels(S.head_dim)", TileSetViolation, "wide_v"),
     "LSE stored when the slot may hold another tile": Edit(
         CONSUMER,

@@ -1,0 +1,42 @@
+"""The values of the lengths of packed sequences: only the device has them, unless somebody waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyfa.problem import Problem
+
+__all__ = ["check_lengths"]
+
+
+def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
+    """Check the values of the lengths of packed sequences, on the host.
+
+    Parameters
+    ----------
+    lengths : dict
+        cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k: NumPy arrays, or None.
+    problem : Problem
+        Packed.
+
+    Raises
+    ------
+    ValueError
+        Naming the array and the index.
+    """
+    for side, total in (("q", problem.seqlen_q), ("k", problem.seqlen_k)):
+        name, used_name = f"cu_seqlens_{side}", f"seqused_{side}"
+        offsets, used = lengths[name].astype(np.int64), lengths[used_name]
+        sizes = np.diff(offsets)
+        for i in np.flatnonzero(sizes < 0)[:1]:
+            raise ValueError(f"attention: {name}[{i + 1}] is {offsets[i + 1]}, less than {name}[{i}], {offsets[i]}")
+        for i in np.flatnonzero((offsets < 0) | (offsets > total))[:1]:
+            raise ValueError(f"attention: {name}[{i}] is {offsets[i]}; it must be from 0 to the {total} rows of {side}")
+        if used is not None:
+            for i in np.flatnonzero((used < 0) | (used > sizes))[:1]:
+                raise ValueError(
+                    f"attention: {used_name}[{i}] is {used[i]}; it must be from 0 to {sizes[i]}, the rows of the "
+                    "sequence"
+                )
