@@ -88,9 +88,9 @@ def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
         ".stages=2, .q_stages=2, .varlen=false, .causal=false, .window=false, .sink=false, .softcap=false, "
-        ".alibi=false, .negate_scores=false, .overlap=true, .three_stage=false, .speculative=true, .rescale_threshold=0, "
-        ".exp2_fma=0, .pingpong=true, .warp_specialized=true, .scheduler=cupyfa::Scheduler::persistent, "
-        ".longest_first=true, .setmaxnreg=true}"
+        ".alibi=false, .negate_scores=false, .overlap=true, .three_stage=false, .speculative=true, "
+        ".rescale_threshold=0, .exp2_fma=0, .pingpong=true, .warp_specialized=true, "
+        ".scheduler=cupyfa::Scheduler::persistent, .longest_first=true, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"

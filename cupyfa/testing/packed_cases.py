@@ -139,7 +139,9 @@ PACKED_CASES = (
     PackedCase("rows of nobody", (100, 60), (90, 140), before=13, behind=37, causal=True, head_dim=128),
     PackedCase("seqused", (100, 60, 20), (90, 140, 20), used_q=(37, 60, 0), used_k=(64, 5, 20), causal=True),
     PackedCase("seqused beyond", (100, 60), (90, 140), used_q=(-1, 61), used_k=(1000, -7), dtype="float16"),
-    PackedCase("decode", (1,) * 9, (300, 1, 17, 64, 65, 0, 128, 129, 5), heads_q=8, heads_kv=2, head_dim=128, causal=True),
+    PackedCase(
+        "decode", (1,) * 9, (300, 1, 17, 64, 65, 0, 128, 129, 5), heads_q=8, heads_kv=2, head_dim=128, causal=True,
+    ),
     PackedCase("many", _MANY, heads_q=3, heads_kv=3, causal=True),
     PackedCase("long", (900, 5), causal=True, heads_q=4, heads_kv=2, head_dim=64),
     PackedCase("window", (300, 40), (310, 90), window_size=(50, 0), head_dim=128),
