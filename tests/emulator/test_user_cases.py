@@ -56,6 +56,15 @@ def test_a_nan_is_not_hidden_by_a_sink_that_outweighs_all_keys(backend: Any) -> 
         assert np.isfinite(np.delete(out, 5, axis=-1)).all()
 
 
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_sink_that_outweighs_all_keys_leaves_nothing_of_them(speculative: bool, backend: Any) -> None:
+    q, k, v = inputs(130, 150, dtype=BF16)
+    sink = np.array([200, 3e4], np.float32)
+    out, lse = backend.attention(q, k, np.full_like(v, 1e3), sink=sink, config={"speculative": speculative})
+    assert not out.any()
+    np.testing.assert_array_equal(lse, np.broadcast_to(sink[None, :, None], lse.shape))
+
+
 def test_c22_scores_that_are_all_far_below_0(backend: Any) -> None:
     """Causal, heads 14/2, a first tile that is masked in part; a maximum that stays at 0 makes every weight vanish."""
     q, k, v = inputs(88, 448, 14, 2)
