@@ -118,6 +118,41 @@ def test_every_figure_names_a_test() -> None:
     assert [row for row in rows if not re.search(rf"{TEST.pattern}|^ none: ", row.rsplit("|", 2)[1])] == []
 
 
+# --- what users reported ---
+
+#: What a case may wait for, because it is not there.
+FEATURES = ("varlen", "seqused", "bias", "backward", "FP8", "decode", "paged cache", "merge_states", "later work")
+CASE_TEST = re.compile(r"^def (test((?:_c\d\d)+)_\w+)", re.MULTILINE)
+
+
+def user_cases() -> dict[str, list[str]]:
+    """Cells of the rows of docs/user_cases.md by number."""
+    rows = re.findall(
+        r"^\| ([CP]\d+) \|(.*)\|$", (ROOT / "docs/user_cases.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len({number for number, _ in rows}) == len(rows)
+    return {number: [cell.strip() for cell in cells.split("|")] for number, cells in rows}
+
+
+def test_every_user_case_has_a_row() -> None:
+    assert [number for number in user_cases() if number.startswith("C")] == [f"C{n:02}" for n in range(1, 65)]
+
+
+def test_every_user_case_names_a_test_or_what_it_waits_for() -> None:
+    shown = {number: cells[-1] for number, cells in user_cases().items()}
+    assert [n for n, cell in shown.items() if not TEST.search(cell) and not cell.startswith(FEATURES)] == []
+
+
+def test_every_test_with_a_number_is_in_the_row_of_it() -> None:
+    cases, found = user_cases(), 0
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        for name, numbers in CASE_TEST.findall(path.read_text(encoding="utf-8")):
+            for number in numbers.upper().strip("_").split("_"):
+                found += 1
+                assert f"`{path.relative_to(ROOT).as_posix()}::{name}`" in cases[number][-1], (number, name)
+    assert found >= 35
+
+
 # --- the emulator ---
 
 EMULATOR = (ROOT / "docs/emulator.md").read_text(encoding="utf-8")
