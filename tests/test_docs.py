@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from nvrtc_tools import import_nvrtc
 
+from cupyfa import select, support
+from cupyfa.select import CANDIDATES
+from cupyfa.support import support_table
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -116,6 +120,31 @@ def test_every_figure_names_a_test() -> None:
     rows = [row for rows in sections((ROOT / "docs/figures.md").read_text(encoding="utf-8")).values() for row in rows]
     assert rows
     assert [row for row in rows if not re.search(rf"{TEST.pattern}|^ none: ", row.rsplit("|", 2)[1])] == []
+
+
+# --- what is supported ---
+
+
+def test_the_readme_has_the_table_of_what_is_supported() -> None:
+    assert f"\n{support_table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_knows_every_tile_that_windows_and_options_take() -> None:
+    table = support_table()
+    assert {f"{row.tile_m}x{row.tile_n}" for row in CANDIDATES} == set(re.findall(r"\d+x\d+", table))
+    assert [line for line in table.splitlines() if line.startswith("* ")] == [
+        "* sm_90 (Hopper: H100, H200): yes",
+        "* sm_100 (Blackwell: B200): not yet",
+        "* sm_103 (Blackwell: B300): not yet",
+    ]
+
+
+def test_the_table_follows_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = [row for row in CANDIDATES if row.head_dim == 256]
+    monkeypatch.setattr(select, "CANDIDATES", only)
+    monkeypatch.setattr(support, "CANDIDATES", only)
+    rows = [line for line in support_table().splitlines() if line.startswith("| up to")]
+    assert rows == ["| up to 256 | float16, bfloat16 |" + 6 * " 128x64 |"]
 
 
 # --- what users reported ---

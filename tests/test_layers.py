@@ -35,10 +35,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "attention": {"kernels", "select", "plan", "_launch", "oracles", "emulate"},
     "testing": {"oracles", "spec"},
     "explain": {"attention"},
+    "support": {"select"},
     "warmup": {"kernels", "options", "select"},
     "emulate_command": {"emulate", "testing"},
     "bench": {"__init__", "emulate", "testing"},
-    "__main__": {"__init__", "bench", "emulate_command", "explain", "testing"},
+    "__main__": {"__init__", "bench", "emulate_command", "explain", "support", "testing"},
 }
 
 # Behind `python -m cupyfa`; nothing but __main__ imports them.
