@@ -1,4 +1,4 @@
-# make demo | test | test-full | gpu-test | gpu-sanitize | emulator-sanitize | notebooks | bench | lint | clean
+# make demo | test | test-full | gpu-test | gpu-fuzz | gpu-sanitize | emulator-sanitize | notebooks | bench | lint | clean
 #
 # Each target first builds and installs what it needs: into a virtual environment (VENV), or, with PYTHON=python3, into
 # BUILD/site for that interpreter as it is. The second way uses no network; it needs meson, ninja, Cython and a C++
@@ -40,7 +40,7 @@ PYTEST = $(PY) -m pytest $(PYTEST_ARGS)
 TIMEOUT = $(shell $(PY) -c 'import pytest_timeout' 2>/dev/null && echo --timeout=$(1) --timeout-method=thread)
 FORMATTED = $(shell find cuda cupyfa/emulator/core -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
 
-.PHONY: demo test test-full gpu-test gpu-sanitize emulator-sanitize notebooks bench lint clean site
+.PHONY: demo test test-full gpu-test gpu-fuzz gpu-sanitize emulator-sanitize notebooks bench lint clean site
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -53,6 +53,12 @@ test-full: test
 
 gpu-test: $(READY)
 	$(PYTEST) -m gpu --require-gpu $(call TIMEOUT,300)
+
+# Random problems; FUZZ_ARGS="--help" says what there is, and what fails says how to repeat it. They are too small for
+# several threads of a BLAS.
+FUZZ_ARGS ?=
+gpu-fuzz: $(READY)
+	OPENBLAS_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/tests:$$PYTHONPATH $(PY) -m fuzz $(FUZZ_ARGS)
 
 # After 300 s an instrumented kernel counts as hanging: not run, and not clean.
 SANITIZE ?= compute-sanitizer

@@ -23,8 +23,8 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/// Closes a row with a sum relative to a reference, in base 2. Returns the factor that normalises O, 0 for a row without keys
-/// and for no other; `lse` is a natural logarithm.
+/// Closes a row with a sum relative to a reference, in base 2. Returns the factor that normalises O, +0 for a row without
+/// keys and for no other; `lse` is a natural logarithm.
 __device__ inline float close_row(float reference, float sum, float& lse) {
   lse = (reference + ptx::lg2_approx_ftz(sum)) * ln_2;  // without keys: -inf + -inf
   // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
@@ -40,7 +40,7 @@ __device__ inline float close_row(float reference, float sum, float& lse, float 
   lse = (maximum + ptx::lg2_approx_ftz(total)) * ln_2;
   if (reference == minus_infinity) return sum;
   const float inverse = shrink * ptx::rcp_approx_ftz(total);
-  return inverse == 0.f ? 0x1p-126f : inverse;  // beside a far larger sink: its O may still be a NaN
+  return inverse == 0.f ? -0.f : inverse;  // beside a far larger sink: its O may still be a NaN
 }
 
 /// The largest of a block's scores in row r of the thread.

@@ -19,6 +19,7 @@ from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
 from cupyfa.errors import CompileError
 from cupyfa.oracles import dense
 from cupyfa.select import CANDIDATES
+from cupyfa.support import support_table
 from cupyfa.testing import assert_close, assert_lse_close, random_array, score_magnitude
 from cupyfa.testing.canaries import to_numpy
 
@@ -32,6 +33,9 @@ def main() -> None:
     )
     commands.add_parser("demo", help="compute attention on the GPU, or on the CPU, and check it").set_defaults(
         run=lambda _: demo()
+    )
+    commands.add_parser("support", help="what there are kernels for, as a table").set_defaults(
+        run=lambda _: print(support_table())
     )
     emulated = commands.add_parser(
         "emulate",
@@ -70,7 +74,7 @@ def info() -> None:
     print("\nforward attention, sm_90a (Hopper)")
     print("  dtype      float16, bfloat16; accumulation in float32")
     print("  head_dim   multiples of 8 up to 256, of v another one than of q and k; computed as multiples of 32")
-    print("  masks      none, causal (bottom-right)")
+    print("  options    causal (bottom-right), windows, softcap, sink, ALiBi: `python -m cupyfa support` has a table")
     print("  heads      any number of query heads per key/value head")
     for row in CANDIDATES:
         limit = f"seqlen_q up to {row.max_seqlen_q}: " if row.max_seqlen_q < math.inf else ""

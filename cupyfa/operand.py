@@ -164,7 +164,7 @@ def overlaps_itself(operand: Operand) -> bool:
     for stride, size in sorted((abs(s), n) for s, n in zip(operand.strides, operand.shape, strict=True) if n > 1):
         if stride < covered:
             return True
-        covered = stride * size
+        covered += stride * (size - 1)
     return False
 
 

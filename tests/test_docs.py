@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from nvrtc_tools import import_nvrtc
 
+from cupyfa import select, support
+from cupyfa.select import CANDIDATES
+from cupyfa.support import support_table
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -116,6 +120,66 @@ def test_every_figure_names_a_test() -> None:
     rows = [row for rows in sections((ROOT / "docs/figures.md").read_text(encoding="utf-8")).values() for row in rows]
     assert rows
     assert [row for row in rows if not re.search(rf"{TEST.pattern}|^ none: ", row.rsplit("|", 2)[1])] == []
+
+
+# --- what is supported ---
+
+
+def test_the_readme_has_the_table_of_what_is_supported() -> None:
+    assert f"\n{support_table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_knows_every_tile_that_windows_and_options_take() -> None:
+    table = support_table()
+    assert {f"{row.tile_m}x{row.tile_n}" for row in CANDIDATES} == set(re.findall(r"\d+x\d+", table))
+    assert [line for line in table.splitlines() if line.startswith("* ")] == [
+        "* sm_90 (Hopper: H100, H200): yes",
+        "* sm_100 (Blackwell: B200): not yet",
+        "* sm_103 (Blackwell: B300): not yet",
+    ]
+
+
+def test_the_table_follows_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = [row for row in CANDIDATES if row.head_dim == 256]
+    monkeypatch.setattr(select, "CANDIDATES", only)
+    monkeypatch.setattr(support, "CANDIDATES", only)
+    rows = [line for line in support_table().splitlines() if line.startswith("| up to")]
+    assert rows == ["| up to 256 | float16, bfloat16 |" + 6 * " 128x64 |"]
+
+
+# --- what users reported ---
+
+#: What a case may wait for, because it is not there.
+FEATURES = ("varlen", "seqused", "bias", "backward", "FP8", "decode", "paged cache", "merge_states", "later work")
+CASE_TEST = re.compile(r"^def (test((?:_c\d\d)+)_\w+)", re.MULTILINE)
+
+
+def user_cases() -> dict[str, list[str]]:
+    """Cells of the rows of docs/user_cases.md by number."""
+    rows = re.findall(
+        r"^\| ([CP]\d+) \|(.*)\|$", (ROOT / "docs/user_cases.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len({number for number, _ in rows}) == len(rows)
+    return {number: [cell.strip() for cell in cells.split("|")] for number, cells in rows}
+
+
+def test_every_user_case_has_a_row() -> None:
+    assert [number for number in user_cases() if number.startswith("C")] == [f"C{n:02}" for n in range(1, 65)]
+
+
+def test_every_user_case_names_a_test_or_what_it_waits_for() -> None:
+    shown = {number: cells[-1] for number, cells in user_cases().items()}
+    assert [n for n, cell in shown.items() if not TEST.search(cell) and not cell.startswith(FEATURES)] == []
+
+
+def test_every_test_with_a_number_is_in_the_row_of_it() -> None:
+    cases, found = user_cases(), 0
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        for name, numbers in CASE_TEST.findall(path.read_text(encoding="utf-8")):
+            for number in numbers.upper().strip("_").split("_"):
+                found += 1
+                assert f"`{path.relative_to(ROOT).as_posix()}::{name}`" in cases[number][-1], (number, name)
+    assert found >= 35
 
 
 # --- the emulator ---

@@ -41,10 +41,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "workspace": {"dispatch"},
     "testing": {"oracles", "spec"},
     "explain": {"dispatch"},
+    "support": {"select"},
     "warmup": {"kernels", "options", "select"},
     "emulate_command": {"emulate", "testing"},
     "bench": {"__init__", "emulate", "testing"},
-    "__main__": {"__init__", "bench", "emulate_command", "explain", "testing"},
+    "__main__": {"__init__", "bench", "emulate_command", "explain", "support", "testing"},
 }
 
 # Behind `python -m cupyfa`; nothing but __main__ imports them.

@@ -15,6 +15,7 @@ from nvrtc_tools import import_nvrtc
 
 import cupyfa
 from cupyfa.select import CANDIDATES
+from cupyfa.support import support_table
 
 
 def run(*arguments: str, start: tuple[str, str] = ("-m", "cupyfa")) -> subprocess.CompletedProcess[str]:
@@ -86,7 +87,13 @@ def test_demo_without_a_compiler_says_what_is_missing() -> None:
 def test_help() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("info", "demo", "emulate", "bench"))
+    assert all(command in done.stdout for command in ("info", "demo", "support", "emulate", "bench"))
+
+
+def test_support() -> None:
+    done = run("support")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == support_table() + "\n"
 
 
 def test_benchmark_without_a_gpu_says_so() -> None:
@@ -94,6 +101,12 @@ def test_benchmark_without_a_gpu_says_so() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("The benchmark needs a GPU")
     assert "--head-dim" in run("bench", "forward", "--help").stdout
+
+
+def test_the_process_of_a_first_call_says_that_it_needs_a_gpu() -> None:
+    done = run("bench", "first-call", "--child")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("The benchmark needs a GPU")
 
 
 def test_wrong_arguments_of_emulate_are_no_traceback() -> None:

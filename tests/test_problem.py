@@ -518,6 +518,15 @@ def test_heads_may_be_zero_on_both_sides() -> None:
     assert as_if_on_gpu(**qkv(np, (1, 4, 0, 16), (1, 6, 0, 16))).is_empty
 
 
+def test_an_output_of_every_other_head_of_an_odd_number() -> None:
+    # The heads end where the next row begins: shorter strides do not reach it, whatever their product with the size is.
+    out = operand("out", Q, strides=(4 * 7 * 32, 7 * 32, 2 * 32, 2))
+    assert pose(operand("q", Q), operand("k", KV), operand("v", KV), out).out.strides == out.strides
+    overlapping = dataclasses.replace(out, strides=(4 * 6 * 32, 6 * 32, 2 * 32, 2))  # head 6 is head 0 of the next row
+    with pytest.raises(ValueError, match=r"^attention: out has strides .* must not overlap each other"):
+        pose(operand("q", Q), operand("k", KV), operand("v", KV), overlapping)
+
+
 def test_overlap_is_exact_for_strided_outputs() -> None:
     # Rows of q and out alternate; one element further they meet.
     q = operand("q", (1, 4, 1, 16), strides=(256, 64, 32, 2))

@@ -54,7 +54,7 @@ __device__ inline void store_lse(const FwdParams& p, const TileOf<S>& tile, cons
 /// vote costs less than to look at each number.
 template <FwdSpec S>
 __device__ inline void clear_rows_without_keys(float (&O)[S.head_dim_v / 2], const RowPair& inverse) {
-  const bool empty[2] = {inverse.row[0] == 0.f, inverse.row[1] == 0.f};
+  const bool empty[2] = {__float_as_uint(inverse.row[0]) == 0, __float_as_uint(inverse.row[1]) == 0};  // +0
   if (__all_sync(0xffffffff, !empty[0] && !empty[1])) return;
 #pragma unroll
   for (int i = 0; i < S.head_dim_v / 2; ++i) {

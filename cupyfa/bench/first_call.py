@@ -112,12 +112,12 @@ def run(options: argparse.Namespace) -> int:
     int
         Exit status, as in :data:`DESCRIPTION`.
     """
-    if options.child:
-        _child()
-        return 0
     if reason := why_not_here():
         print(reason, file=sys.stderr)
         return 2
+    if options.child:
+        _child()
+        return 0
     with tempfile.TemporaryDirectory() as cache:
         print(format_line(first_calls(Path(cache))))
     return 0

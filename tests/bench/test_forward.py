@@ -282,6 +282,7 @@ def test_first_call_is_made_by_the_command_of_a_new_process(bench, monkeypatch, 
     assert first_call.first_calls(tmp_path) == [{"seconds": 0.5}] * 2
     assert commands[0] == commands[1]
     assert commands[0][:4] == [sys.executable, "-m", "cupyfa", "bench"]
+    install_fake_gpu(monkeypatch)
     monkeypatch.setattr(first_call, "_child", lambda: print("the child"))
     assert bench(*commands[0][4:]) == 0
     assert capsys.readouterr().out == "the child\n"

@@ -39,6 +39,14 @@ def check(backend: Any, arrays: tuple[Any, Any, Any], **options: Any) -> tuple[A
     return out, lse
 
 
+def test_c01_more_queries_than_keys(backend: Any) -> None:
+    q, k, v = inputs(5, 2, heads=1)
+    out, lse = check(backend, (q, k, v), causal=True)
+    assert not out[:, :3].any()
+    assert np.isneginf(lse[..., :3]).all()
+    np.testing.assert_array_equal(out[:, 3], v[:, 0])
+
+
 def test_c12_a_sink_where_no_key_is_seen(backend: Any) -> None:
     sink = np.full(2, 0.5, np.float32)
     out, lse = check(backend, inputs(256, 128), causal=True, sink=sink)
@@ -54,6 +62,15 @@ def test_a_nan_is_not_hidden_by_a_sink_that_outweighs_all_keys(backend: Any) -> 
         out, _ = backend.attention(q, k, v, sink=np.full(2, sink, np.float32))
         assert np.isnan(out[..., 5]).all()
         assert np.isfinite(np.delete(out, 5, axis=-1)).all()
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_sink_that_outweighs_all_keys_leaves_nothing_of_them(speculative: bool, backend: Any) -> None:
+    q, k, v = inputs(130, 150, dtype=BF16)
+    sink = np.array([200, 3e4], np.float32)
+    out, lse = backend.attention(q, k, np.full_like(v, 1e3), sink=sink, config={"speculative": speculative})
+    assert not out.any()
+    np.testing.assert_array_equal(lse, np.broadcast_to(sink[None, :, None], lse.shape))
 
 
 def test_c22_scores_that_are_all_far_below_0(backend: Any) -> None:
@@ -75,6 +92,12 @@ def test_c24_a_softcap_saturates(score: float, backend: Any) -> None:
     out, lse = check(backend, (q, k, v), softmax_scale=1.0, softcap=50.0)
     np.testing.assert_array_equal(out[0, :, 0, :4], [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
     np.testing.assert_allclose(lse, 50 + np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("slope", [-1, 1])
+def test_c30_scores_that_change_by_1_from_key_to_key(slope: float, backend: Any) -> None:
+    _, lse = check(backend, inputs(400, 400, heads=1), causal=True, alibi_slopes=np.full(1, slope, np.float32))
+    assert np.isfinite(lse).all()
 
 
 @pytest.mark.parametrize("window_size", [(None, 0), (-1, 0), (300, 0), (299, 0)], ids=str)

@@ -23,7 +23,9 @@ from gpu.tools import (  # noqa: E402
     is_nan,
     no_allocation,
     poison,
+    require_memory,
     same_bits,
+    spin,
     take,
 )
 from hard_scores import KINDS, harden  # noqa: E402
@@ -115,7 +117,7 @@ def test_a_batch_at_a_time_is_the_same() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
-def test_sliced_views(d: int, causal: bool) -> None:
+def test_c43_sliced_views(d: int, causal: bool) -> None:
     # NaN all around: whatever is read or written beside the slices shows.
     def sliced(shape: tuple[int, ...], seed: int | None) -> tuple[Any, Any]:
         b, s, h, _ = shape
@@ -239,7 +241,7 @@ def test_a_call_with_outputs_allocates_nothing() -> None:
 # --- Sizes ---
 
 
-def test_more_than_65535_batches() -> None:
+def test_c38_more_than_65535_batches() -> None:
     q, k, v = inputs(batch=70_001, sq=3, sk=5, hq=2, hkv=1, d=64)
     out, lse = attention_guarded(q, k, v, causal=True)
     rows = np.array([0, 1, 32_767, 65_535, 65_536, 65_537, 70_000])
@@ -248,7 +250,7 @@ def test_more_than_65535_batches() -> None:
     assert not bool(is_nan(out).any())
 
 
-def test_more_than_65535_heads() -> None:
+def test_c38_more_than_65535_heads() -> None:
     q, k, v = inputs(batch=1, sq=3, sk=5, hq=70_002, hkv=23_334, d=64)
     out, lse = attention_guarded(q, k, v)
     kv = np.array([0, 1, 10_922, 21_845, 21_846, 23_333])
@@ -256,13 +258,6 @@ def test_more_than_65535_heads() -> None:
     Q, O = (take(x, heads, 2) for x in (q, out))
     check(Q, take(k, kv, 2), take(v, kv, 2), O, take(lse, heads, 1), context="70,002 heads")
     assert not bool(is_nan(out).any())
-
-
-def require_memory(gibibytes: int) -> None:
-    cupy.get_default_memory_pool().free_all_blocks()
-    free = cupy.cuda.runtime.memGetInfo()[0]
-    if free < gibibytes * 2**30:
-        pytest.skip(f"needs {gibibytes} GiB of free GPU memory, there are {free / 2**30:.1f}")
 
 
 def test_queries_over_2_to_the_31_elements() -> None:
@@ -444,20 +439,11 @@ def test_hard_scores(kind: str, dtype: Any, causal: bool, speculative: bool) -> 
 
 # --- Streams, graphs, threads ---
 
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-  const long long begin = clock64();
-  while (clock64() - begin < cycles) {
-  }
-}
-"""
 
-
-def test_current_stream_is_used_and_the_call_does_not_wait() -> None:
+def test_c59_current_stream_is_used_and_the_call_does_not_wait() -> None:
     q, k, v = inputs()
     expected = attention_guarded(q, k, v)
-    spin = cupy.RawKernel(SPIN, "spin")
-    spin((1,), (1,), (np.int64(1),))
+    spin(1)
     late, out = poison(cupy.empty_like(q)), poison(cupy.empty_like(q))
     lse = poison(cupy.empty((2, 4, 300), np.float32))
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -468,7 +454,7 @@ def test_current_stream_is_used_and_the_call_does_not_wait() -> None:
         cupyfa.attention(late, k, v, out=out, lse=lse)  # everything is warm now
         stream.synchronize()
         assert bool(is_nan(out).all())
-        spin((1,), (1,), (np.int64(400_000_000),))  # about 0.2 s
+        spin()
         assign(late, q)
         cupyfa.attention(late, k, v, out=out, lse=lse)
         assert not stream.done  # the call came back while its input was not yet there
@@ -642,7 +628,7 @@ def test_bad_calls_leave_the_context_usable() -> None:
     check(q, k, v, out, lse, context="after bad calls")
 
 
-def test_array_of_another_device() -> None:
+def test_c60_array_of_another_device() -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs; tests/test_problem.py does it with made-up operands")
     q, k, v = inputs()

@@ -9,6 +9,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+import pytest
 
 import cupyfa
 from cupyfa.oracles import dense
@@ -83,8 +84,30 @@ def take(array: Any, index: Any, axis: int) -> Any:
     return host(bits(array).take(cupy.asarray(index), axis=axis).view(array.dtype))
 
 
+def require_memory(gibibytes: int) -> None:
+    """Skip the test where the GPU has less."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    if free < gibibytes * 2**30:
+        pytest.skip(f"needs {gibibytes} GiB of free GPU memory, there are {free / 2**30:.1f}")
+
+
 def same_bits(a: Any, b: Any) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool((bits(a) == bits(b)).all())
+
+
+_SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {
+  }
+}
+"""
+
+
+def spin(cycles: int = 400_000_000) -> None:
+    """Keep the current stream busy for so many cycles: about 0.2 s, unless it is told otherwise."""
+    cupy.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(cycles),))
 
 
 @contextmanager

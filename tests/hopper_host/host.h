@@ -34,6 +34,11 @@ static unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
 static int __all_sync(unsigned, int value) { return value; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
+static unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 static unsigned atomicAdd(unsigned* address, unsigned value) { return (*address += value) - value; }
 static void __syncwarp() {}
 static void __syncthreads() { request("cta_sync"); }

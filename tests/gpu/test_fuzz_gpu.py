@@ -1,0 +1,24 @@
+"""A sample of ``make gpu-fuzz``."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cupy", reason="needs CuPy: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'")
+
+from fuzz.runner import Pool, run
+
+import cupyfa
+
+KERNELS, PROBLEMS = 12, 300
+
+
+def test_random_problems() -> None:
+    pool = Pool(seed=0, specs=KERNELS)
+    assert len(cupyfa.warmup(pool.warm_calls(), progress=False)) == KERNELS
+    verdicts = list(run(pool, range(PROBLEMS), "cuda"))
+    again = f'make gpu-fuzz FUZZ_ARGS="--seed {pool.seed} --specs {KERNELS} --only {{}}"'
+    wrong = [verdict.report(again) for verdict in verdicts if verdict.error is not None]
+    assert not wrong, "\n".join(wrong)
+    assert len(verdicts) == PROBLEMS
+    assert any(verdict.refused for verdict in verdicts)
