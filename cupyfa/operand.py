@@ -11,10 +11,24 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LAYOUTS", "Addresses", "Arrays", "Geometry", "Layout", "Operand", "overlaps_itself", "share_memory"]
+__all__ = [
+    "LAYOUTS",
+    "TMA_ALIGNMENT",
+    "Addresses",
+    "Arrays",
+    "Geometry",
+    "Layout",
+    "Operand",
+    "host_addresses",
+    "overlaps_itself",
+    "share_memory",
+]
 
 Layout = Literal["BSHD", "BHSD"]
 LAYOUTS = ("BSHD", "BHSD")
+
+#: What the addresses and strides of a tensor map are multiples of, in bytes.
+TMA_ALIGNMENT = 16
 
 #: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
@@ -79,6 +93,22 @@ class Addresses(NamedTuple):
     cu_seqlens_k: int = 0
     seqused_q: int = 0
     seqused_k: int = 0
+
+
+def host_addresses(arrays: Arrays[Any]) -> Addresses:
+    """Return where NumPy arrays are.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        Of a call, with its outputs.
+
+    Returns
+    -------
+    Addresses
+        On the host.
+    """
+    return Addresses(*(0 if x is None or 0 in x.shape else x.__array_interface__["data"][0] for x in arrays))
 
 
 @dataclasses.dataclass(frozen=True)
