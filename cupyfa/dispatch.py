@@ -239,22 +239,23 @@ def _on_gpu(
     workspace: Any,
 ) -> tuple[Any, Any]:
     prepared = prepare(arrays, options, want_lse, config)
+    problem, _, _, launcher, planner, copies, _ = prepared
     cupy = sys.modules["cupy"]
     out, lse = arrays.out, arrays.lse
     if out is None:
         out = cupy.empty((*arrays.q.shape[:-1], arrays.v.shape[-1]), arrays.q.dtype)
     if lse is None and want_lse:
-        lse = cupy.empty(prepared.problem.lse_shape, np.float32)
+        lse = cupy.empty(problem.lse_shape, np.float32)
     addresses = _addresses(arrays, out, lse)
     unaligned = check_alignment(addresses)
-    check_overlap(prepared.problem, addresses)
+    check_overlap(problem, addresses)
     if unaligned:
         prepared = prepare(arrays, options, want_lse, config, unaligned)
+        launcher, copies = prepared.launcher, prepared.copies
     stream = cupy.cuda.get_current_stream().ptr
-    launcher = prepared.launcher
     if launcher is None:
         fill_without_keys(out, lse, arrays.sink)
-    elif prepared.planner is None and not prepared.copies:
+    elif planner is None and not copies:
         launcher(addresses, stream)
     else:
         _launch_in_workspace(prepared, launcher, arrays._replace(out=out), addresses, stream, plan, workspace)

@@ -94,7 +94,7 @@ class Explanation:
             ]
         lines += [f"ptxas   {advisory}" for advisory in (self.ptxas.advisories if self.ptxas else ())]
         if self.copied:
-            lines.append(f"copied  {', '.join(self.copied)}: TMA does not take that where it is (see cupyfa.workspace_size)")
+            lines.append(f"copied  {', '.join(self.copied)}: TMA does not take that where it is")
         if self.rung is not None:
             lines.append(f"rung    {self.rung.value}")
         return "\n".join([*lines, f"note    {self.note}"] if self.note else lines)

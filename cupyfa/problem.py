@@ -260,7 +260,18 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
     ValueError
         Naming both arrays.
     """
-    inputs = _inputs(problem, addresses)
+    inputs: tuple[tuple[Operand, int], ...] = (
+        (problem.q, addresses.q),
+        (problem.k, addresses.k),
+        (problem.v, addresses.v),
+    )
+    if problem.sink is not None:
+        inputs += ((problem.sink, addresses.sink),)
+    if problem.alibi_slopes is not None:
+        inputs += ((problem.alibi_slopes, addresses.alibi_slopes),)
+    if problem.packed is not None:
+        lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in _LENGTHS)
+        inputs += tuple((operand, address) for operand, address in lengths if operand is not None)
     out, lse = addresses.out, addresses.lse
     _check_overlap(problem.out, out, inputs)
     if problem.lse is not None and lse:
@@ -286,31 +297,16 @@ def check_workspace(problem: Problem, addresses: Addresses, begin: int, size: in
     ValueError
         Naming the other array.
     """
-    outputs = ((problem.out, addresses.out), (problem.lse, addresses.lse))
-    others = _inputs(problem, addresses) + tuple((x, address) for x, address in outputs if x is not None and address)
-    others += ((_memory("plan", plan[1]), plan[0]),)
-    _check_overlap(_memory("workspace", size), begin, others)
+    others = [(_bytes("plan", plan[1]), plan[0])]
+    for name, address in addresses._asdict().items():
+        operand = getattr(problem, name, None) or getattr(problem.packed, name, None)
+        if operand is not None and address:
+            others.append((operand, address))
+    _check_overlap(_bytes("workspace", size), begin, tuple(others))
 
 
-def _memory(name: str, size: int) -> Operand:
+def _bytes(name: str, size: int) -> Operand:
     return Operand.contiguous(name, (size,), np.uint8, None)
-
-
-def _inputs(problem: Problem, addresses: Addresses) -> tuple[tuple[Operand, int], ...]:
-    """Return what is read, and where it is."""
-    inputs: tuple[tuple[Operand, int], ...] = (
-        (problem.q, addresses.q),
-        (problem.k, addresses.k),
-        (problem.v, addresses.v),
-    )
-    if problem.sink is not None:
-        inputs += ((problem.sink, addresses.sink),)
-    if problem.alibi_slopes is not None:
-        inputs += ((problem.alibi_slopes, addresses.alibi_slopes),)
-    if problem.packed is not None:
-        lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in _LENGTHS)
-        inputs += tuple((operand, address) for operand, address in lengths if operand is not None)
-    return inputs
 
 
 def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:

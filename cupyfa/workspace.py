@@ -41,10 +41,12 @@ def workspace_size(
         read in place is copied into the workspace.
     cu_seqlens_q, cu_seqlens_k : array, optional
         Of packed sequences; without them, the call is one of ``attention``.
-    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
+    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout
         As for the call.
     out : array, optional
-        As for the call; one that the call allocates is never copied.
+        As for the call, if it is passed there; a new one needs no copy.
+    config
+        As for the call.
 
     Returns
     -------
