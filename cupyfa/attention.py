@@ -97,8 +97,8 @@ def attention(
     Parameters
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
-        float16 or ``ml_dtypes.bfloat16``. head_dim is a multiple of 8, at most 256. On the GPU the last axis is
-        contiguous and the other strides and the address are multiples of 16 bytes; nothing is ever copied.
+        float16 or ``ml_dtypes.bfloat16``. head_dim is a multiple of 8, at most 256. Any strides will do; the Notes say
+        which cost a copy.
     k : array, (batch, seqlen_k, heads_kv, head_dim)
         Same dtype and place; query head ``h`` uses head ``h // (heads_q // heads_kv)``.
     v : array, (batch, seqlen_k, heads_kv, head_dim_v)
@@ -128,7 +128,8 @@ def attention(
     lse : array, optional
         float32, (batch, heads_q, seqlen_q), written in place, whatever ``return_lse`` is.
     workspace : array, optional
-        uint8, at least :func:`cupyfa.workspace_size` bytes, for intermediate results; new memory by default.
+        uint8, at least :func:`cupyfa.workspace_size` bytes, for copies (see the Notes); new memory by default. No
+        memory in common with other arguments.
     backend : {"emulator"}, optional
         ``"emulator"`` runs the kernel that CuPy arrays would get on an H200, instruction by instruction, on NumPy
         arrays (it needs ``pip install 'cupyfa[compile]'``); the rules for arrays on a GPU hold. :mod:`cupyfa.emulate`
@@ -160,6 +161,15 @@ def attention(
     to the input dtype before they multiply V. Scaled scores up to a magnitude of 2^22 are meaningful: beyond, the
     rounding of a float32 product is no longer small against 1, and from about 2^27 on a row may come out as NaN.
     A scale of 0 stands for the smallest normal float32, which vanishes against scores up to 1e36.
+
+    On the GPU, q, k, v and ``out`` are read and written where they are if their address is a multiple of 16 bytes, the
+    last axis is contiguous, and the other strides are multiples of 16 bytes from 0 to 2^40: views of heads, rows,
+    batches, the layout, arrays that were broadcast. Any other is copied as a whole before the kernel (``out`` behind
+    it), which costs its memory and about the time to read and write it once: where the last axis was sliced to a width
+    or from a place that is no multiple of 8, is reversed or has steps; where an axis runs backwards. Then
+    :func:`cupyfa.workspace_size` is not 0, and :func:`cupyfa.explain` names the copies. They are made by CuPy, whose
+    kernels are loaded by the first such call: make it before a capture. All other arrays are read and written in place;
+    their strides and addresses are multiples of 4 bytes.
 
     Examples
     --------

@@ -5,9 +5,11 @@ The public functions differ in what they take; what becomes of it is decided her
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,19 +17,20 @@ import numpy.typing as npt
 
 from cupyfa import debug
 from cupyfa._launch import ForwardLauncher
-from cupyfa.errors import HazardError, type_name
+from cupyfa.copies import Copy, plan_copies, with_copies
+from cupyfa.errors import CompileError, HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.operand import LENGTHS, Addresses, Arrays, Geometry, Operand
+from cupyfa.operand import LENGTHS, Addresses, Arrays, Geometry, Operand, host_addresses
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
 from cupyfa.packing import Packing, Planner, read_plan
 from cupyfa.plan import fill_without_keys, plan_forward
-from cupyfa.problem import Problem, check_addresses, check_overlap
+from cupyfa.problem import Problem, check_alignment, check_overlap, check_workspace
 from cupyfa.select import Config, Device, Selection, config_items, select
 from cupyfa.spec import PlanSpec
 
-__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "make_plan", "prepare", "workspace_bytes"]
+__all__ = ["Backend", "Prepared", "VarlenPlan", "attend", "make_plan", "prepare", "prepare_there"]
 
 Backend = Literal["emulator"]
 
@@ -47,6 +50,10 @@ class Prepared(NamedTuple):
         The prepared launch.
     planner : Planner or None
         Of packed sequences.
+    copies : tuple of Copy
+        Of the matrices that the kernel cannot take where they are.
+    workspace_bytes : int
+        What the plan and the copies need.
     """
 
     problem: Problem
@@ -54,6 +61,8 @@ class Prepared(NamedTuple):
     kernel: Kernel | None
     launcher: ForwardLauncher | None
     planner: Planner | None
+    copies: tuple[Copy, ...]
+    workspace_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +151,9 @@ def _geometry(array: Any) -> Geometry | None:
     return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
-def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> Prepared:
+def prepare(
+    arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None, unaligned: tuple[str, ...] = ()
+) -> Prepared:
     """Check CuPy arrays, select and load their kernel; once per geometry.
 
     Parameters
@@ -155,6 +166,8 @@ def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Confi
         Whether the caller returns lse.
     config : Mapping or None
         As in :func:`cupyfa.attention`.
+    unaligned : tuple of str
+        From :func:`cupyfa.problem.check_alignment`.
 
     Returns
     -------
@@ -170,7 +183,25 @@ def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Confi
     _check_types(cupy.ndarray, arrays)
     items = None if config is None else config_items(config)
     geometries = tuple([_geometry(array) for array in arrays])
-    return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice())
+    return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice(), unaligned)
+
+
+def prepare_there(arrays: Arrays[Any], options: Options, config: Config | None) -> Prepared:
+    """Check CuPy arrays, select and load their kernel, for the addresses that they have.
+
+    Parameters
+    ----------
+    arrays, options, config
+        As for `prepare`.
+
+    Returns
+    -------
+    Prepared
+        With the copies that a call would make.
+    """
+    prepared = prepare(arrays, options, False, config)
+    unaligned = check_alignment(_addresses(arrays, arrays.out, arrays.lse))
+    return prepare(arrays, options, False, config, unaligned) if unaligned else prepared
 
 
 @functools.lru_cache(maxsize=1024)
@@ -180,20 +211,25 @@ def _prepare(
     want_lse: bool,
     config: tuple[tuple[str, Any], ...] | None,
     current_device: int,
+    unaligned: tuple[str, ...],
 ) -> Prepared:
     operands = Arrays(*geometries).map(lambda name, geometry: Operand(name, *geometry))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=current_device)
     device = Device.current()
     selection = select(problem, device, None if config is None else dict(config))
     if problem.is_empty:
-        return Prepared(problem, selection, None, None, None)
+        return Prepared(problem, selection, None, None, None, (), 0)
     kernel = load(selection.spec, current_device)
-    launcher = plan_forward(problem, kernel.traits, kernel.function, device, kernel.counters)
-    if problem.packed is None:
-        return Prepared(problem, selection, kernel, launcher, None)
-    plan_kernel = load(PlanSpec(), current_device)
-    planner = Planner.of(Packing.of(problem, selection, device), plan_kernel.function, plan_kernel.traits)
-    return Prepared(problem, selection, kernel, launcher, planner)
+    planner, size = None, 0
+    if problem.packed is not None:
+        plan_kernel = load(PlanSpec(), current_device)
+        planner = Planner.of(Packing.of(problem, selection, device), plan_kernel.function, plan_kernel.traits)
+        size = planner.packing.plan_bytes
+    # Behind the plan: one that was made in this workspace before is still there.
+    copies = plan_copies(problem, options.layout, unaligned, size)
+    readable = with_copies(problem, copies)
+    launcher = plan_forward(readable, kernel.traits, kernel.function, device, kernel.counters)
+    return Prepared(problem, selection, kernel, launcher, planner, copies, copies[-1].end if copies else size)
 
 
 def _on_gpu(
@@ -204,7 +240,8 @@ def _on_gpu(
     plan: VarlenPlan | None,
     workspace: Any,
 ) -> tuple[Any, Any]:
-    problem, _, _, launcher, planner = prepare(arrays, options, want_lse, config)
+    prepared = prepare(arrays, options, want_lse, config)
+    problem, _, _, launcher, planner, copies, _ = prepared
     cupy = sys.modules["cupy"]
     out, lse = arrays.out, arrays.lse
     if out is None:
@@ -212,22 +249,71 @@ def _on_gpu(
     if lse is None and want_lse:
         lse = cupy.empty(problem.lse_shape, np.float32)
     addresses = _addresses(arrays, out, lse)
-    check_addresses(problem, addresses)
+    unaligned = check_alignment(addresses)
+    check_overlap(problem, addresses)
+    if unaligned:
+        prepared = prepare(arrays, options, want_lse, config, unaligned)
+        launcher, copies = prepared.launcher, prepared.copies
     stream = cupy.cuda.get_current_stream().ptr
     if debug.DEBUG and problem.packed is not None and plan is None:
         _check_lengths_on_gpu(arrays, problem)
     if launcher is None:
         fill_without_keys(out, lse, arrays.sink)
-    elif planner is None:
+    elif planner is None and not copies:
         launcher(addresses, stream)
     else:
-        if plan is None:
-            buffer = _memory(planner.packing.plan_bytes, workspace)
-            planner(addresses, buffer.data.ptr, stream)
-        else:
-            buffer = _planned(plan, planner.packing)
-        launcher(addresses, stream, buffer.data.ptr)
+        _launch_in_workspace(prepared, launcher, arrays._replace(out=out), addresses, stream, plan, workspace)
     return out, lse
+
+
+def _launch_in_workspace(
+    prepared: Prepared,
+    launcher: ForwardLauncher,
+    arrays: Arrays[Any],
+    addresses: Addresses,
+    stream: int,
+    plan: VarlenPlan | None,
+    workspace: Any,
+) -> None:
+    """Launch a kernel that needs a plan or copies: copy what it reads, plan, compute, copy what it has written."""
+    problem, planner, copies, size = prepared.problem, prepared.planner, prepared.copies, prepared.workspace_bytes
+    at_plan = plan_bytes = 0
+    if plan is not None and planner is not None:
+        at_plan, plan_bytes = _planned(plan, planner.packing).data.ptr, planner.packing.plan_bytes
+    if copies or plan is None:
+        memory = _memory(size, workspace)
+        if workspace is not None:
+            used = copies[0].begin if plan_bytes else 0
+            check_workspace(problem, addresses, memory.data.ptr + used, size - used, (at_plan, plan_bytes))
+    parts = {copy.name: memory[copy.begin : copy.end] for copy in copies}
+    if copies:
+        with _warm_under_capture():
+            for copy in copies:
+                if copy.name != "out":
+                    copy.read(getattr(arrays, copy.name), parts[copy.name])
+        addresses = addresses._replace(**{name: part.data.ptr for name, part in parts.items()})
+    if planner is not None and plan is None:
+        at_plan = memory.data.ptr
+        planner(addresses, at_plan, stream)
+    launcher(addresses, stream, at_plan)
+    if "out" in parts:
+        with _warm_under_capture():
+            copies[-1].write(arrays.out, parts["out"])
+
+
+@contextlib.contextmanager
+def _warm_under_capture() -> Iterator[None]:
+    """Say what to do if CuPy has to load a kernel for a copy where it cannot."""
+    capturing = sys.modules["cupy"].cuda.get_current_stream().is_capturing()
+    try:
+        yield
+    except Exception as error:
+        if not capturing:
+            raise
+        raise CompileError(
+            "attention: q, k, v or out has to be copied, and a stream under capture could not load CuPy's kernel for "
+            "it: make the same call once before the capture"
+        ) from error
 
 
 def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
@@ -296,7 +382,7 @@ def make_plan(arrays: Arrays[Any], options: Options, config: Config | None, work
     VarlenPlan
         Once the stream has come there.
     """
-    problem, selection, _, _, planner = prepare(arrays, options, False, config)
+    problem, selection, _, _, planner, *_ = prepare(arrays, options, False, config)
     if planner is None:  # no rows, or no keys: the call will need nothing
         return VarlenPlan(Packing.of(problem, selection, Device.current()), _memory(0, workspace))
     if debug.DEBUG:
@@ -305,23 +391,6 @@ def make_plan(arrays: Arrays[Any], options: Options, config: Config | None, work
     stream = sys.modules["cupy"].cuda.get_current_stream().ptr
     planner(_addresses(arrays, None, None), buffer.data.ptr, stream)
     return VarlenPlan(planner.packing, buffer)
-
-
-def workspace_bytes(arrays: Arrays[Any], options: Options, config: Config | None) -> int:
-    """Return how much memory a call needs.
-
-    Parameters
-    ----------
-    arrays, options, config
-        As for :func:`prepare`.
-
-    Returns
-    -------
-    int
-        Bytes.
-    """
-    planner = prepare(arrays, options, False, config).planner
-    return 0 if planner is None else planner.packing.plan_bytes
 
 
 def _emulated(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> tuple[Any, Any]:
@@ -345,11 +414,7 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
         out = np.empty((*arrays.q.shape[:-1], arrays.v.shape[-1]), arrays.q.dtype)
     if lse is None:
         lse = np.empty(problem.lse_shape, np.float32)
-
-    def address(x: Any) -> int:
-        return 0 if x is None or 0 in x.shape else int(x.__array_interface__["data"][0])
-
-    check_overlap(problem, Addresses(*[address(x) for x in arrays._replace(out=out, lse=lse)]))
+    check_overlap(problem, host_addresses(arrays._replace(out=out, lse=lse)))
     given: dict[str, Any] = {
         "softmax_scale": problem.softmax_scale,
         "window_size": (problem.left, problem.right),

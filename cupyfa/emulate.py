@@ -15,13 +15,14 @@ import numpy as np
 
 from cupyfa._launch import ForwardLauncher, Function, TensorMapGeometry, unpack_traits
 from cupyfa.compiler import compile_ptx
+from cupyfa.copies import Copy, plan_copies, with_copies
 from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
 from cupyfa.errors import type_name
-from cupyfa.operand import Addresses, Arrays, Layout, Operand
+from cupyfa.operand import Addresses, Arrays, Layout, Operand, host_addresses
 from cupyfa.options import Options, WindowSize, check_options
 from cupyfa.packing import Packing
 from cupyfa.plan import fill_without_keys, plan_forward
-from cupyfa.problem import Problem, check_addresses
+from cupyfa.problem import Problem, check_alignment, check_overlap
 from cupyfa.select import H200, Config, Device, Selection, select
 from cupyfa.spec import FwdSpec, PlanSpec, Spec
 
@@ -38,6 +39,8 @@ __all__ = [
 
 #: Architecture -> the device that stands for it.
 ARCHITECTURES: dict[str, Device] = {"sm_90a": H200}
+
+_NAN = 0xFF  # each byte of one, in both formats: what the kernel leaves out of a copy shows
 
 #: Specs whose kernel has run in this process with all checks, and of those, the ones in which something was found.
 _ran: set[FwdSpec] = set()
@@ -116,6 +119,24 @@ class Planning:
         return self.kernel.launch(grid=1, block=self.threads, cluster=1, shared=0, params=self.params, **options)
 
 
+class Copied(NamedTuple):
+    """A matrix that the kernel cannot take where it is, and the memory that it takes instead.
+
+    Attributes
+    ----------
+    copy : Copy
+        What the memory holds.
+    matrix : ndarray
+        The user's.
+    memory : ndarray
+        uint8.
+    """
+
+    copy: Copy
+    matrix: np.ndarray[Any, Any]
+    memory: np.ndarray[Any, Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A call that is ready to run under any schedule.
@@ -138,6 +159,8 @@ class Prepared:
         From which its CTAs draw tiles.
     planning : Planning or None
         Of packed sequences.
+    copied : tuple of Copied
+        Matrices that TMA cannot take; a launch copies them before and after.
     """
 
     problem: Problem
@@ -150,6 +173,7 @@ class Prepared:
     sink: np.ndarray[Any, Any] | None
     counter: np.ndarray[Any, Any]
     planning: Planning | None = None
+    copied: tuple[Copied, ...] = ()
 
     def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
         """Run the kernel.
@@ -171,6 +195,11 @@ class Prepared:
             fill_without_keys(self.out, self.lse, self.sink)
             policy, seed = options.get("policy", "eager"), options.get("seed", 0)
             return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
+        for copy, matrix, memory in self.copied:
+            if copy.name == "out":
+                memory[...] = _NAN
+            else:
+                copy.read(matrix, memory)
         if self.planning is not None:
             run = self.planning.launch(**options)
             if run.verdict != "clean":
@@ -185,6 +214,9 @@ class Prepared:
             params=self.params,
             **{"strict_warpgroup": True, **options},
         )
+        for copy, matrix, memory in self.copied:
+            if copy.name == "out":
+                copy.write(matrix, memory)
         if kernel is None and options.get("checks", True):
             _ran.add(self.selection.spec)
             if run.verdict != "clean":
@@ -263,7 +295,7 @@ def prepare_arrays(
         if not isinstance(x, np.ndarray) and not (x is None and name not in ("q", "k", "v")):
             raise TypeError(f"attention: {name} is a {type_name(type(x))}; the emulator needs a numpy.ndarray")
     device = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
-    # Device 0: the rules for arrays on a GPU hold, alignment and strides included.
+    # Device 0: the rules for arrays on a GPU hold.
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)
     selection = select(problem, device, config)
@@ -275,17 +307,26 @@ def prepare_arrays(
     for name, x in (("out", out), ("lse", lse)):
         if x is not None and not x.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
+    passed = arrays._replace(out=out, lse=lse)
+    check_overlap(problem, host_addresses(passed))
     counter = np.zeros(1, np.uint32)
     if problem.is_empty:
         return Prepared(problem, selection, None, None, b"", out, lse, sink, counter)
     kernel, traits = kernel_of(selection.spec)
     emulated = EmulatedDevice(arch, device.multiprocessors)
-    passed = arrays._replace(out=out, lse=lse).given()
-    addresses = Addresses(
-        **{name: emulated.register(x, name=name, writable=name in ("out", "lse")) for name, x in passed.items()}
-    )
-    check_addresses(problem, addresses)
-    launcher = plan_forward(problem, traits, Function(0), device)
+    strided = [copy.name for copy in plan_copies(problem, options.layout, (), 0)]
+    at = {
+        name: emulated.register(x, name=name, writable=name in ("out", "lse"))
+        for name, x in passed.given().items()
+        if name not in strided  # it may be no array that the device can have
+    }
+    unaligned = check_alignment(Addresses(**(dict.fromkeys(strided, 0) | at)))
+    copies = plan_copies(problem, options.layout, unaligned, 0)
+    copied = tuple(Copied(copy, getattr(passed, copy.name), np.empty(copy.size, np.uint8)) for copy in copies)
+    for copy, _, memory in copied:
+        at[copy.name] = emulated.register(memory, name=f"copy of {copy.name}", writable=copy.name == "out")
+    addresses = Addresses(**at)
+    launcher = plan_forward(with_copies(problem, copies), traits, Function(0), device)
 
     def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
         return emulated.tensor_map(
@@ -307,7 +348,9 @@ def prepare_arrays(
         to_plan = packing.pack(addresses, at_plan)
         planning = Planning(plan_kernel.on(emulated), plan_traits["threads"], to_plan, plan)
     params = launcher.pack(tensor_map, addresses, at_counter, at_plan)
-    return Prepared(problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter, planning)
+    return Prepared(
+        problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter, planning, copied
+    )
 
 
 class EmulatedAttention(NamedTuple):

@@ -11,7 +11,8 @@ import numpy as np
 
 from cupyfa._launch import unpack_traits
 from cupyfa.compiler import PtxasReport, compile_offline
-from cupyfa.dispatch import prepare
+from cupyfa.copies import Copy, plan_copies
+from cupyfa.dispatch import prepare_there
 from cupyfa.errors import CompileError, type_name
 from cupyfa.operand import Arrays, Layout, Operand
 from cupyfa.options import Options, WindowSize, check_options
@@ -48,6 +49,8 @@ class Explanation:
         Threads, shared memory and tiles; None if nothing was compiled.
     rung : Rung or None
         What has been shown about the kernel; None on the CPU.
+    copied : tuple of str
+        The matrices that the kernel cannot take where they are.
     note : str
         Why something is missing.
     """
@@ -58,6 +61,7 @@ class Explanation:
     ptxas: PtxasReport | None = None
     traits: dict[str, int] | None = None
     rung: Rung | None = None
+    copied: tuple[str, ...] = ()
     note: str = ""
 
     def __str__(self) -> str:
@@ -89,6 +93,8 @@ class Explanation:
                 f"shared  {t['shared_bytes']} bytes of a CTA",
             ]
         lines += [f"ptxas   {advisory}" for advisory in (self.ptxas.advisories if self.ptxas else ())]
+        if self.copied:
+            lines.append(f"copied  {', '.join(self.copied)}: TMA does not take that where it is")
         if self.rung is not None:
             lines.append(f"rung    {self.rung.value}")
         return "\n".join([*lines, f"note    {self.note}"] if self.note else lines)
@@ -114,7 +120,7 @@ def explain(
     Parameters
     ----------
     q, k, v : array
-        As for ``attention``; only their geometry is read.
+        As for ``attention``; only their geometry is read, and with CuPy arrays their addresses.
     softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
         As for ``attention``.
     arch : {"sm_90a"}, optional
@@ -160,6 +166,7 @@ def explain(
             "numpy", problem, note="on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online"
         )
     selection = select(problem, H200, config)
+    copied = _names(plan_copies(problem, layout, (), 0))
     if problem.is_empty:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     try:
@@ -167,9 +174,9 @@ def explain(
     except CompileError as error:
         if error.spec is not None:  # the kernel is at fault, not the installation
             raise
-        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error))
+        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, copied=copied, note=str(error))
     traits = unpack_traits(compiled.traits_bytes)
-    return Explanation("cuda", problem, selection, compiled.report, traits, _compiled_rung(selection))
+    return Explanation("cuda", problem, selection, compiled.report, traits, _compiled_rung(selection), copied)
 
 
 def _compiled_rung(selection: Selection) -> Rung:
@@ -179,11 +186,15 @@ def _compiled_rung(selection: Selection) -> Rung:
 
 
 def _explain_gpu(arrays: Arrays[Any], options: Options, config: Config | None) -> Explanation:
-    problem, selection, kernel, _, _ = prepare(arrays, options, False, config)
+    problem, selection, kernel, *_, copies, _ = prepare_there(arrays, options, config)
     if kernel is None:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     rung = Rung.RUN if kernel.function.launched else _compiled_rung(selection)
-    return Explanation("cuda", problem, selection, kernel.ptxas, kernel.traits, rung)
+    return Explanation("cuda", problem, selection, kernel.ptxas, kernel.traits, rung, _names(copies))
+
+
+def _names(copies: tuple[Copy, ...]) -> tuple[str, ...]:
+    return tuple(copy.name for copy in copies)
 
 
 def _options_of(problem: Problem) -> str:

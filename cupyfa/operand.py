@@ -14,11 +14,13 @@ import numpy.typing as npt
 __all__ = [
     "LAYOUTS",
     "LENGTHS",
+    "TMA_ALIGNMENT",
     "Addresses",
     "Arrays",
     "Geometry",
     "Layout",
     "Operand",
+    "host_addresses",
     "overlaps_itself",
     "share_memory",
 ]
@@ -27,6 +29,9 @@ Layout = Literal["BSHD", "BHSD"]
 LAYOUTS = ("BSHD", "BHSD")
 #: The arrays with the lengths of packed sequences.
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+
+#: What the addresses and strides of a tensor map are multiples of, in bytes.
+TMA_ALIGNMENT = 16
 
 #: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
@@ -91,6 +96,22 @@ class Addresses(NamedTuple):
     cu_seqlens_k: int = 0
     seqused_q: int = 0
     seqused_k: int = 0
+
+
+def host_addresses(arrays: Arrays[Any]) -> Addresses:
+    """Return where NumPy arrays are.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        Of a call, with its outputs.
+
+    Returns
+    -------
+    Addresses
+        On the host.
+    """
+    return Addresses(*(0 if x is None or 0 in x.shape else x.__array_interface__["data"][0] for x in arrays))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,30 +10,18 @@ import ml_dtypes
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import LENGTHS, Addresses, Arrays, Operand, overlaps_itself, share_memory
+from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Operand, overlaps_itself, share_memory
 from cupyfa.options import Options
 from cupyfa.spec import DType
 
-__all__ = ["Problem", "check_addresses", "check_overlap"]
+__all__ = ["Problem", "check_alignment", "check_overlap", "check_workspace"]
 
 _DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
-_AXES = ("batch", "seqlen", "heads", "head_dim")
 _MATRICES = ("q", "k", "v", "out")
-# Packed arrays have no batch axis.
-_AXES_OF = dict.fromkeys(_MATRICES, _AXES) | {
-    "lse": ("batch", "heads", "seqlen"),
-    "sink": ("heads",),
-    "alibi_slopes": ("batch", "heads"),
-    **dict.fromkeys(LENGTHS, ("sequence",)),
-}
 _MAX_SEQUENCES = 2**30
 _MAX_TOTAL = 2**30  # FwdParams: packed_rows
-_MAX_PACKED_STRIDE = 2**34
-_OUTPUTS = ("out", "lse")
 _MAX_HEAD_DIM = 256
 _MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
-_MAX_STRIDE = 2**40  # of a tensor map, in bytes
-_TMA_ALIGNMENT = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,31 +213,35 @@ class Problem:
         return 0 in (self.batch, self.seqlen_q, self.heads_q, self.seqlen_k)
 
 
-def check_addresses(problem: Problem, addresses: Addresses) -> None:
-    """Check what depends on where the arrays are: alignment, and outputs that share memory with others.
+def check_alignment(addresses: Addresses) -> tuple[str, ...]:
+    """Check where the arrays begin.
 
     Parameters
     ----------
-    problem : Problem
-        The checked problem.
     addresses : Addresses
         Of all arrays.
+
+    Returns
+    -------
+    tuple of str
+        The matrices that TMA cannot take from there: almost always none.
 
     Raises
     ------
     ValueError
-        An address is not aligned, or an output overlaps another array.
+        An array of numbers with 32 bits is not aligned; every thread reads or writes it as it is.
     """
     q, k, v, out, lse, sink, slopes, cu_q, cu_k, used_q, used_k = addresses
-    if (q | k | v | out) % _TMA_ALIGNMENT or (lse | sink | slopes | cu_q | cu_k | used_q | used_k) % 4:
+    if (lse | sink | slopes | cu_q | cu_k | used_q | used_k) % 4:
         for name, address in zip(addresses._fields, addresses, strict=True):
-            alignment = _TMA_ALIGNMENT if name in _MATRICES else 4
-            if address % alignment:
+            if name not in _MATRICES and address % 4:
                 raise ValueError(
-                    f"attention: {name} begins at address {address:#x}; it must be a multiple of {alignment} bytes "
-                    f"({'a new array' if name in _OUTPUTS else 'a copy'} is aligned)"
+                    f"attention: {name} begins at address {address:#x}; it must be a multiple of 4 bytes "
+                    f"({'a new array' if name == 'lse' else 'a copy'} is aligned)"
                 )
-    check_overlap(problem, addresses)
+    if (q | k | v | out) % TMA_ALIGNMENT:
+        return tuple(name for name in _MATRICES if getattr(addresses, name) % TMA_ALIGNMENT)
+    return ()
 
 
 def check_overlap(problem: Problem, addresses: Addresses) -> None:
@@ -283,6 +275,37 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
     _check_overlap(problem.out, out, inputs)
     if problem.lse is not None and lse:
         _check_overlap(problem.lse, lse, (*inputs, (problem.out, out)))
+
+
+def check_workspace(problem: Problem, addresses: Addresses, begin: int, size: int, plan: tuple[int, int]) -> None:
+    """Check that the memory for intermediate results is nobody else's.
+
+    Parameters
+    ----------
+    problem : Problem
+        The checked problem.
+    addresses : Addresses
+        Of all arrays.
+    begin, size : int
+        Address and bytes of what the call will write there.
+    plan : tuple of int
+        Address and bytes of a plan that was made before; (0, 0) if there is none.
+
+    Raises
+    ------
+    ValueError
+        Naming the other array.
+    """
+    others = [(_bytes("plan", plan[1]), plan[0])]
+    for name, address in addresses._asdict().items():
+        operand = getattr(problem, name, None) or getattr(problem.packed, name, None)
+        if operand is not None and address:
+            others.append((operand, address))
+    _check_overlap(_bytes("workspace", size), begin, tuple(others))
+
+
+def _bytes(name: str, size: int) -> Operand:
+    return Operand.contiguous(name, (size,), np.uint8, None)
 
 
 def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:
@@ -450,31 +473,6 @@ def _check_memory(current_device: int | None, operands: Arrays[Operand]) -> None
             f"`with cupy.cuda.Device({q.device}):`"
         )
     for name, operand in operands.given().items():
-        axes = _AXES_OF[name][-len(operand.shape) :]
-        for axis, stride, size in zip(axes, operand.strides, operand.shape, strict=True):
-            if stride < 0 and size > 1:
-                raise ValueError(
-                    f"attention: {name} has stride {stride} bytes on its {axis} axis; it must not be negative: "
-                    f"{'pass a new array' if name in _OUTPUTS else 'cupy.ascontiguousarray makes a copy'}"
-                )
-        if name in _MATRICES:
-            _check_tma_strides(operand)
-        elif any(stride % 4 for stride, size in zip(operand.strides, operand.shape, strict=True) if size > 1):
+        misses = any(stride % 4 for stride, size in zip(operand.strides, operand.shape, strict=True) if size > 1)
+        if name not in _MATRICES and misses:
             raise ValueError(f"attention: {name} has strides {operand.strides} bytes; they must be multiples of 4")
-
-
-def _check_tma_strides(operand: Operand) -> None:
-    if 0 in operand.shape:
-        return  # never read, and CuPy gives it strides of 0
-    if operand.shape[-1] > 1 and operand.strides[-1] != operand.dtype.itemsize:
-        raise ValueError(
-            f"attention: {operand.name} has stride {operand.strides[-1]} bytes on its last axis (head_dim); it must be "
-            f"contiguous there, {operand.dtype.itemsize} bytes"
-        )
-    for name, stride, size in zip(_AXES[-len(operand.shape) : -1], operand.strides, operand.shape, strict=False):
-        packed_axis = len(operand.shape) == 3 and name == "seqlen"
-        if size > 1 and (stride % _TMA_ALIGNMENT or stride >= (_MAX_PACKED_STRIDE if packed_axis else _MAX_STRIDE)):
-            raise ValueError(
-                f"attention: {operand.name} has stride {stride} bytes on its {name} axis; it must be a multiple of "
-                f"{_TMA_ALIGNMENT} below 2**{34 if packed_axis else 40} (a contiguous copy has such strides)"
-            )

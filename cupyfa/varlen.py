@@ -78,7 +78,8 @@ def attention_varlen(
     lse : array, optional
         float32, (heads_q, total_q), written in place.
     workspace : array, optional
-        uint8, at least :func:`cupyfa.workspace_size` bytes: where the plan goes, instead of new memory.
+        uint8, at least :func:`cupyfa.workspace_size` bytes, instead of new memory: where the plan goes, and behind it
+        copies (see the Notes). No memory in common with other arguments; ``plan`` may have been made in the same one.
     backend, config
         As for :func:`cupyfa.attention`.
 
@@ -97,6 +98,8 @@ def attention_varlen(
     -----
     Keys and values behind the end of a sequence are not read, and neither are those of its neighbours: a NaN there does
     no harm.
+
+    What is copied, and when, is as for :func:`cupyfa.attention`, but that the stride from row to row is below 2^34.
 
     Examples
     --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupyfa.dispatch import workspace_bytes
+from cupyfa.dispatch import prepare_there
 from cupyfa.operand import Arrays, Layout
 from cupyfa.options import WindowSize, check_max_seqlen, check_options
 from cupyfa.select import Config
@@ -29,6 +29,7 @@ def workspace_size(
     sink: Any = None,
     alibi_slopes: Any = None,
     layout: Layout = "BSHD",
+    out: Any = None,
     config: Config | None = None,
 ) -> int:
     """Return how many bytes a call of :func:`cupyfa.attention` or :func:`cupyfa.attention_varlen` needs.
@@ -36,16 +37,21 @@ def workspace_size(
     Parameters
     ----------
     q, k, v : array
-        CuPy arrays as for the call, of which only the geometry matters.
+        CuPy arrays as for the call. Their data do not matter; their strides and addresses do, because what TMA cannot
+        read in place is copied into the workspace.
     cu_seqlens_q, cu_seqlens_k : array, optional
         Of packed sequences; without them, the call is one of ``attention``.
-    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
+    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout
+        As for the call.
+    out : array, optional
+        As for the call, if it is passed there; a new one needs no copy.
+    config
         As for the call.
 
     Returns
     -------
     int
-        The size of ``workspace``; 0 where a call needs none.
+        The size of ``workspace``; 0 where a call needs none. A call of ``attention`` needs some only for copies.
 
     Raises
     ------
@@ -56,8 +62,12 @@ def workspace_size(
     --------
     >>> size = workspace_size(q, k, v, offsets, offsets, causal=True)  # doctest: +SKIP
     >>> workspace = cupy.empty(size, cupy.uint8)  # doctest: +SKIP
+    >>> columns = cupy.zeros((1, 64, 8, 65), cupy.float16)[..., :64]  # doctest: +SKIP
+    >>> workspace_size(columns, columns, columns)  # 3 copies of 64 KiB # doctest: +SKIP
+    196608
     """
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
     options = options._replace(max_seqlen_q=check_max_seqlen("max_seqlen_q", max_seqlen_q))
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    return workspace_bytes(Arrays(q, k, v, None, None, sink, alibi_slopes, *lengths), options, config)
+    arrays = Arrays(q, k, v, out, None, sink, alibi_slopes, *lengths)
+    return prepare_there(arrays, options, config).workspace_bytes

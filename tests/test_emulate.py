@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from nvrtc_tools import import_nvrtc
+from odd_views import ODD_VIEWS, OddView, written
 
 import cupyfa
 from cupyfa import HazardError, UnsupportedError, emulate, emulate_command
@@ -33,11 +34,10 @@ def inputs(dtype: Any = ml_dtypes.bfloat16) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
-def strided(shape: tuple[int, ...], offset: int = 0, spare: int = 8) -> Any:
-    """An array that lies in one with more columns, `offset` elements behind a multiple of 256 bytes."""
+def strided(shape: tuple[int, ...]) -> Any:
+    """An array that lies in one with 8 columns more."""
     *rest, columns = shape
-    wide = guarded_empty((*rest, columns + spare), np.float16, np, poison=0.0).array
-    return wide[..., offset : offset + columns]
+    return guarded_empty((*rest, columns + 8), np.float16, np, poison=0.0).array[..., :columns]
 
 
 @pytest.fixture
@@ -94,16 +94,11 @@ def test_read_only_results(name: str, nvrtc: None) -> None:
 
 def test_arrays_must_be_as_a_gpu_needs_them(nvrtc: None) -> None:
     q, k, v = inputs(np.float16)
-    with pytest.raises(
-        ValueError, match=r"^attention: k has stride 136 bytes on its seqlen axis; it must be a multiple"
-    ):
-        emulate.prepare(q, strided(SHAPES[1], spare=4), v)
-    with pytest.raises(ValueError, match=r"^attention: k .* multiple of 16"):
-        emulate.prepare(q, strided(SHAPES[1], offset=4), v)
     with pytest.raises(UnsupportedError, match="head_dim"):
         emulate.prepare(*(x[..., :60] for x in (q, k, v)))
-    with pytest.raises(ValueError, match=r"^attention: sink has stride -4 bytes on its heads axis; it must not be neg"):
-        emulate.prepare(q, k, v, sink=np.zeros(2, np.float32)[::-1])
+    steps = np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), shape=(2,), strides=(6,))
+    with pytest.raises(ValueError, match=r"^attention: sink has strides \(6,\) bytes; they must be multiples of 4$"):
+        emulate.prepare(q, k, v, sink=steps)
     shifted = np.zeros(9, np.uint8)[1:].view(np.float32)
     with pytest.raises(ValueError, match=r"^attention: alibi_slopes begins at address 0x\w+; .* a multiple of 4 bytes"):
         emulate.prepare(q, k, v, alibi_slopes=shifted)
@@ -124,6 +119,105 @@ def test_strided_arrays_are_read_in_place(nvrtc: None) -> None:
     other = emulate.attention(q, k_wide, v, sms=1)
     assert other.run.verdict == "clean"
     assert np.array_equal(plain.out, other.out)
+
+
+# --- arrays that TMA does not take ---
+
+
+def grouped(dtype: Any = np.float16) -> tuple[Any, Any, Any]:
+    shapes = ((1, 130, 4, 64), (1, 150, 2, 64), (1, 150, 2, 64))
+    q, k, v = (random_array(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+def test_arrays_anywhere_give_what_contiguous_ones_give(odd: OddView, dtype: Any, nvrtc: None) -> None:
+    """C41, C42, C43 and C45: bit-equal, from and to views of buffers that hold NaN elsewhere."""
+    q, k, v = grouped(dtype)
+    expected = emulate.attention(q, k, v, causal=True)
+    views = [odd.holding(np, x) for x in (q, k, v)]
+    around, out = odd.poisoned(np, q.shape, dtype)
+    before = [x.tobytes() for x in views]
+    prepared = emulate.prepare(*views, causal=True, out=out)
+    assert [part.copy.name for part in prepared.copied] == ["q", "k", "v", "out"]
+    for policy in ("eager", "lazy"):
+        assert prepared.launch(policy=policy).verdict == "clean"
+        assert np.array_equal(out.view(np.uint16), expected.out.view(np.uint16))
+        assert written(around) == out.size
+        out.view(np.uint16)[...] = 0x7FFF
+    assert np.array_equal(prepared.lse, expected.lse)
+    assert [x.tobytes() for x in views] == before
+    assert cupyfa.attention(*views, causal=True, out=out, backend="emulator") is out
+    assert np.array_equal(out.view(np.uint16), expected.out.view(np.uint16))
+
+
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_only_what_tma_does_not_take_is_copied(name: str, odd: OddView, nvrtc: None) -> None:
+    arrays = dict(zip("qkv", grouped(), strict=True))
+    arrays["out"] = np.empty_like(arrays["q"])
+    prepared = emulate.prepare(**arrays | {name: odd.holding(np, arrays[name])})
+    assert [part.copy.name for part in prepared.copied] == [name]
+
+
+@pytest.mark.parametrize("odd", ODD_VIEWS[::3], ids=lambda odd: odd.id)
+def test_packed_arrays_anywhere(odd: OddView, nvrtc: None) -> None:
+    q, k, v = (x[0] for x in grouped())
+    lengths = np.array([0, 40, 40, 130], np.int32), np.array([0, 50, 60, 150], np.int32)
+    expected, expected_lse = cupyfa.attention_varlen(q, k, v, *lengths, return_lse=True, backend="emulator")
+    around, out = odd.poisoned(np, q.shape, q.dtype)
+    views = [odd.holding(np, x) for x in (q, k, v)]
+    _, lse = cupyfa.attention_varlen(*views, *lengths, out=out, return_lse=True, backend="emulator")
+    assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+    assert np.array_equal(lse, expected_lse)
+    assert written(around) == out.size
+
+
+@pytest.mark.parametrize("odd", ODD_VIEWS[::3], ids=lambda odd: odd.id)
+def test_the_layout_bhsd_anywhere(odd: OddView, nvrtc: None) -> None:
+    q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in grouped())
+    expected = cupyfa.attention(q, k, v, layout="BHSD", backend="emulator")
+    around, out = odd.poisoned(np, q.shape, q.dtype)
+    views = [odd.holding(np, x) for x in (q, k, v)]
+    cupyfa.attention(*views, layout="BHSD", out=out, backend="emulator")
+    assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+    assert written(around) == out.size
+
+
+def test_keys_that_repeat_at_odd_strides(nvrtc: None) -> None:
+    q, k, v = inputs(np.float16)
+    K, V = (np.broadcast_to(ODD_VIEWS[0].holding(np, x), (1, 150, 2, 64)) for x in (k, v))
+    prepared = emulate.prepare(q, K, V)
+    assert [part.memory.size for part in prepared.copied] == [k.nbytes, v.nbytes]
+    assert prepared.launch().verdict == "clean"
+    assert np.array_equal(prepared.out, emulate.attention(q, k, v).out)
+
+
+def test_what_a_kernel_leaves_out_of_a_copy_is_no_number(nvrtc: None) -> None:
+    _, out = ODD_VIEWS[0].poisoned(np, (1, 130, 4, 64), np.float16)
+    prepared = emulate.prepare(*grouped(), out=out)
+    assert prepared.launch(max_instructions=10).verdict != "clean"
+    assert np.isnan(out).all()
+    assert prepared.launch().verdict == "clean"
+    assert not np.isnan(out).any()
+
+
+def test_arrays_of_heads_and_lse_may_run_backwards(nvrtc: None) -> None:
+    q, k, v = inputs()
+    options: dict[str, Any] = {
+        "sink": np.array([0.5, -1], np.float32),
+        "alibi_slopes": np.array([[0.25, 0.5]], np.float32),
+    }
+    expected = emulate.attention(q, k, v, **options)
+    backwards = {name: x[..., ::-1].copy()[..., ::-1] for name, x in options.items()}
+    lse = np.full((1, 2, 130), np.nan, np.float32)[:, ::-1, ::-1]
+    out = np.empty_like(q)
+    prepared = emulate.prepare(q, k, v, out=out, lse=lse, **backwards)
+    assert prepared.copied == ()
+    assert prepared.launch().verdict == "clean"
+    assert np.array_equal(out.view(np.uint16), expected.out.view(np.uint16))
+    assert np.array_equal(lse, expected.lse)
 
 
 # --- results ---

@@ -191,10 +191,24 @@ def test_bad_arguments_are_refused_as_by_attention(arch: Any) -> None:
 
 def test_rules_of_the_gpu_hold_for_arrays_of_heads() -> None:
     q, k, v = inputs()
-    backwards = np.zeros(4, np.float32)[::-1]
-    explain(q, k, v, sink=backwards)
-    with pytest.raises(ValueError, match=r"^attention: sink has stride -4 bytes on its heads axis"):
-        explain(q, k, v, sink=backwards, arch="sm_90a")
+    steps = np.lib.stride_tricks.as_strided(np.zeros(6, np.float32), shape=(4,), strides=(6,))
+    explain(q, k, v, sink=steps)
+    with pytest.raises(ValueError, match=r"^attention: sink has strides \(6,\) bytes; they must be multiples of 4$"):
+        explain(q, k, v, sink=steps, arch="sm_90a")
+
+
+@pytest.mark.parametrize("compiler", [False, True])
+def test_copies_are_named(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiler:
+        import_nvrtc()
+    else:
+        monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    q, k, v = inputs()
+    assert explain(q, k, v, arch="sm_90a").copied == ()
+    explanation = explain(q[:, ::-1], k, v[..., ::-1], arch="sm_90a")
+    assert explanation.copied == ("q", "v")
+    assert "\ncopied  q, v: TMA does not take that where it is\nrung " in str(explanation)
+    assert explain(q[:, ::-1], k, v).copied == ()  # the oracle reads any array
 
 
 def test_a_kernel_for_comparisons_without_windows_is_refused() -> None:

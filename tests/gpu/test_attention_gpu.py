@@ -29,6 +29,7 @@ from gpu.tools import (  # noqa: E402
     take,
 )
 from hard_scores import KINDS, harden  # noqa: E402
+from odd_views import ODD_VIEWS, OddView, written  # noqa: E402
 
 import cupyfa  # noqa: E402
 from cupyfa._launch import TileCounters  # noqa: E402
@@ -206,6 +207,137 @@ def test_stride_of_an_axis_with_one_index_is_free(stride: int) -> None:
     out = odd(poison(cupy.empty_like(q)))
     assert cupyfa.attention(odd(q), odd(k), odd(v), out=out) is out
     check(q, k, v, out, None, context=stride)
+
+
+# --- Arrays that TMA does not take ---
+
+
+def odd_call(odd: OddView, dtype: Any = BF16, seed: int = 0) -> tuple[Any, Any, Any]:
+    """C41, C42, C43 and C45: q, k, v and out, and the bits around out."""
+    views = tuple(odd.holding(cupy, x) for x in inputs(dtype=dtype, seed=seed))
+    around, out = odd.poisoned(cupy, (2, 300, 4, 128), dtype)
+    return views, around, out
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+def test_arrays_anywhere_give_what_contiguous_ones_give(odd: OddView, dtype: Any) -> None:
+    expected = attention_guarded(*inputs(dtype=dtype), causal=True)
+    views, around, out = odd_call(odd, dtype)
+    before = [bits(x).copy() for x in views]
+    assert cupyfa.explain(*views, causal=True).copied == ("q", "k", "v")
+    result = cupyfa.attention(*views, causal=True, out=out, return_lse=True)
+    assert result.out is out
+    assert same_bits(out, expected.out)
+    assert same_bits(result.lse, expected.lse)
+    assert written(around) == out.size
+    assert all(bool((bits(x) == old).all()) for x, old in zip(views, before, strict=True))
+    assert same_bits(cupyfa.attention(*views, causal=True), expected.out)
+
+
+@pytest.mark.parametrize("layout", ["BSHD", "BHSD"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_one_array_that_is_copied(name: str, layout: str) -> None:
+    arrays = {x: as_bshd(array, layout) for x, array in zip("qkv", inputs(), strict=True)}
+    arrays["out"] = poison(cupy.empty_like(arrays["q"]))
+    expected = as_bshd(cupyfa.attention(*inputs()), layout)
+    arrays[name] = ODD_VIEWS[0].holding(cupy, arrays[name])
+    assert cupyfa.workspace_size(**arrays, layout=layout) == arrays[name].nbytes
+    cupyfa.attention(**arrays, layout=layout)
+    assert same_bits(arrays["out"], expected)
+
+
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+def test_copies_into_a_workspace_under_capture(odd: OddView) -> None:
+    """Nothing is allocated; the workspace is full of NaN, and bytes behind its end stay."""
+    views, around, out = odd_call(odd)
+    lse = cupy.full((2, 4, 300), np.nan, np.float32)
+    size = cupyfa.workspace_size(*views, out=out, causal=True)
+    workspace = guarded_empty((size,), np.uint8, cupy, poison=0xFF)
+    arguments: dict[str, Any] = {"causal": True, "out": out, "lse": lse, "workspace": workspace.array}
+    cupyfa.attention(*views, **arguments)
+    with no_allocation():
+        cupyfa.attention(*views, **arguments)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream, no_allocation():
+        stream.begin_capture()
+        cupyfa.attention(*views, **arguments)
+        graph = stream.end_capture()
+    for seed in (10, 20):
+        expected = cupyfa.attention(*inputs(seed=seed), causal=True, return_lse=True)
+        for x, y in zip(views, inputs(seed=seed), strict=True):
+            assign(x, y)
+        poison(out)
+        poison(lse)
+        workspace.array.fill(0xFF)
+        cupy.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        assert same_bits(out, expected.out)
+        assert same_bits(lse, expected.lse)
+        assert written(around) == out.size
+        workspace.check("workspace")
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+def test_packed_arrays_anywhere(odd: OddView, captured: bool) -> None:
+    """A plan lies in the same workspace. With it, the kernel comes right behind CuPy's copies."""
+    packed = [x.reshape(-1, *x.shape[2:]) for x in inputs()]
+    lengths = [cupy.asarray(np.array(x, np.int32)) for x in ([0, 100, 100, 600], [0, 400, 450, 900])]
+    expected = cupyfa.attention_varlen(*packed, *lengths, causal=True, return_lse=True)
+    views = [odd.holding(cupy, x) for x in packed]
+    around, out = odd.poisoned(cupy, packed[0].shape, BF16)
+    lse = cupy.empty_like(expected.lse)
+    size = cupyfa.workspace_size(*views, *lengths, causal=True, out=out)
+    workspace = cupy.full(size, 0xFF, np.uint8)
+
+    def both() -> None:
+        plan = cupyfa.plan_varlen(*views, *lengths, causal=True, workspace=workspace)
+        for planned in (None, plan):
+            poison(out)
+            poison(lse)
+            cupyfa.attention_varlen(*views, *lengths, causal=True, out=out, lse=lse, workspace=workspace, plan=planned)
+            assign(outs[planned is None], out)
+            assign(lses[planned is None], lse)
+
+    outs, lses = cupy.empty((2, *out.shape), BF16), cupy.empty((2, *lse.shape), np.float32)
+    both()
+    if captured:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        poison(outs)
+        poison(lses)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            stream.begin_capture()
+            both()
+            graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+    for i in range(2):
+        assert same_bits(outs[i], expected.out)
+        assert same_bits(lses[i], expected.lse)
+    assert written(around) == out.size
+
+
+def test_keys_that_repeat_at_odd_strides() -> None:
+    q, k, v = inputs(batch=3, hq=4, hkv=4)
+    K, V = (cupy.broadcast_to(ODD_VIEWS[0].holding(cupy, x[:1, :, :1]), x.shape) for x in (k, v))
+    assert cupyfa.workspace_size(q, K, V) < k.nbytes  # one head of one batch, of each
+    out, lse = attention_guarded(q, K, V, causal=True)
+    check(q, K, V, out, lse, context="broadcast", causal=True)
+
+
+def test_arrays_of_heads_and_lse_may_run_backwards() -> None:
+    q, k, v = inputs()
+    sink, slopes = (random_array((2, 4), np.float32, seed, xp=cupy) for seed in (7, 8))
+    expected = attention_guarded(q, k, v, sink=sink[0], alibi_slopes=slopes)
+    lse = poison(cupy.empty((2, 4, 300), np.float32))[::-1, ::-1, ::-1]
+    backwards = sink[0, ::-1].copy()[::-1], slopes[::-1, ::-1].copy()[::-1, ::-1]
+    out = cupyfa.attention(q, k, v, sink=backwards[0], alibi_slopes=backwards[1], lse=lse)
+    assert same_bits(out, expected.out)
+    assert same_bits(lse, expected.lse)
 
 
 def test_keys_may_be_the_values_and_the_queries() -> None:
@@ -528,7 +660,7 @@ def test_launches_that_run_together_draw_their_own_tiles() -> None:
 def test_without_a_counter_tiles_are_dealt_out() -> None:
     q, k, v = inputs(batch=3, sq=700, sk=700, hq=12, hkv=12)
     expected = cupyfa.attention(q, k, v, causal=True)
-    problem, _, kernel, launcher = prepare(Arrays(q, k, v), check_options(causal=True), False, None)
+    problem, _, kernel, launcher, *_ = prepare(Arrays(q, k, v), check_options(causal=True), False, None)
     assert kernel is not None
     assert launcher is not None
     assert launcher.counters is kernel.counters is not None

@@ -1,0 +1,255 @@
+"""Calls on CuPy arrays up to the launch, with memory of NumPy: what goes into the workspace, and when."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupy import Array, Stream, empty, install
+from odd_views import ODD_VIEWS, OddView, written
+from test_plan import TRAITS
+
+import cupyfa
+from cupyfa import dispatch, packing
+from cupyfa._launch import ForwardLauncher, Function
+from cupyfa.operand import Addresses
+from cupyfa.oracles import online, packed
+from cupyfa.plan import plan_forward
+from cupyfa.select import H200
+from cupyfa.spec import Spec
+from cupyfa.testing import random_array
+
+OFFSETS = np.array([0, 3, 3, 9], np.int32)
+
+
+def memory(address: int, size: int) -> Any:
+    """Those bytes."""
+    at = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+    return np.asarray(types.SimpleNamespace(__array_interface__=at))
+
+
+def matrix(geometry: Any, address: int) -> Any:
+    """What TMA sees, as (batch, seqlen, heads, head_dim)."""
+    assert address % 16 == 0
+    assert all(stride % 16 == 0 and 0 <= stride < 2**40 for stride in geometry.strides)
+    columns, *sizes = geometry.shape
+    if len(sizes) == 4:  # see FwdParams
+        shape, strides = (1, sizes[2] - 1, sizes[1], columns), (0, *geometry.strides[:2], 2)
+    else:
+        shape = (sizes[2], sizes[0], sizes[1], columns)
+        strides = (geometry.strides[2], geometry.strides[0], geometry.strides[1], 2)
+    size = 2 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    elements = memory(address, size).view(np.float16)
+    return np.lib.stride_tricks.as_strided(elements, shape=shape, strides=strides)
+
+
+class Gpu:
+    """What was launched; attention is the oracle's, and a plan is the bytes 1."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.stream = Stream()
+
+    def load(self, spec: Spec, device: int) -> Any:
+        return types.SimpleNamespace(spec=spec, traits=TRAITS, function=Function(0), ptxas=None, counters=None)
+
+    def plan(self, function: Any, geometry: Any, stream: int, params: tuple[int, int]) -> None:
+        at, size = params
+        memory(at, size)[...] = 1
+        self.launched.append("plan")
+
+    def launcher(self, problem: Any, *arguments: Any) -> Any:
+        real = plan_forward(problem, *arguments)
+        return lambda addresses, stream, plan=0: self.attention(real, problem, Addresses(*addresses), stream, plan)
+
+    def attention(self, real: ForwardLauncher, problem: Any, at: Addresses, stream: int, plan: int) -> None:
+        q, k, v, out = (matrix(getattr(real, name), address) for name, address in zip("qkvo", at, strict=False))
+        assert stream == Stream.ptr
+        if problem.packed is None:
+            out[...] = online.attention(q, k, v, window_size=(problem.left, problem.right))[0]
+        else:
+            assert (memory(plan, 64) == 1).all()
+            packed.attention(
+                *(x[0] for x in (q, k, v)),
+                **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), OFFSETS),
+                window_size=(problem.left, problem.right),
+                out=out[0],
+            )
+        self.launched.append("attention")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    gpu = Gpu()
+    gpu.stream = install(monkeypatch)
+    monkeypatch.setattr(dispatch, "load", gpu.load)
+    monkeypatch.setattr(dispatch, "plan_forward", gpu.launcher)
+    monkeypatch.setattr(dispatch.Device, "current", lambda: H200)
+    monkeypatch.setattr(packing.Packing, "pack", lambda self, addresses, plan: (plan, self.plan_bytes))
+    monkeypatch.setattr(packing, "launch", gpu.plan)
+    dispatch._prepare.cache_clear()
+    yield gpu
+    dispatch._prepare.cache_clear()
+
+
+def host_inputs() -> tuple[Any, Any, Any]:
+    shapes = (2, 9, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16)
+    q, k, v = (random_array(shape, np.float16, seed) for seed, shape in enumerate(shapes))
+    return q, k, v
+
+
+def inputs() -> tuple[Any, Any, Any]:
+    q, k, v = map(Array, host_inputs())
+    return q, k, v
+
+
+def odd_inputs(odd: OddView) -> tuple[Any, Any, Any]:
+    q, k, v = (Array(odd.holding(np, x)) for x in host_inputs())
+    return q, k, v
+
+
+def odd_output(odd: OddView) -> tuple[Any, Any]:
+    around, out = odd.poisoned(np, (2, 9, 4, 16), np.float16)
+    return around, Array(out)
+
+
+def workspace(size: int) -> Any:
+    """Bytes at a multiple of 16, and of nothing more."""
+    buffer = np.full(size + 32, 0xFF, np.uint8)
+    begin = (16 - buffer.ctypes.data) % 32
+    return Array(buffer[begin : begin + size])
+
+
+def packed_call(odd: OddView | None = None) -> tuple[Any, ...]:
+    matrices = inputs() if odd is None else odd_inputs(odd)
+    return (*(x[0] for x in matrices), Array(OFFSETS), Array(OFFSETS))
+
+
+EXPECTED = cupyfa.attention(*host_inputs(), causal=True)
+
+
+def test_aligned_arrays_are_used_where_they_are(gpu: Gpu) -> None:
+    q, k, v = inputs()
+    assert cupyfa.workspace_size(q, k, v, causal=True) == 0
+    np.testing.assert_array_equal(cupyfa.attention(q, k, v, causal=True).host, EXPECTED)
+    assert gpu.launched == ["attention"]
+    assert cupyfa.explain(q, k, v).copied == ()
+    assert "copied" not in str(cupyfa.explain(q, k, v))
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["new memory", "workspace"])
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+def test_arrays_anywhere(odd: OddView, given: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    views, (around, out) = odd_inputs(odd), odd_output(odd)
+    size = cupyfa.workspace_size(*views, out=out, causal=True)
+    assert size == 2304 + 1280 + 1280 + 2304  # k and v have 1152 bytes; each begins at a multiple of 256
+    options: dict[str, Any] = {"workspace": workspace(size)} if given else {}
+    if given:
+        monkeypatch.delattr("cupy.empty")  # nothing is allocated
+    assert cupyfa.attention(*views, causal=True, out=out, **options) is out
+    np.testing.assert_array_equal(out.host, EXPECTED)
+    assert written(around) == out.size
+    assert "\ncopied  q, k, v: TMA does not take that where it is\n" in str(cupyfa.explain(*views))
+
+
+def test_an_output_that_is_new_is_not_copied(gpu: Gpu) -> None:
+    views = odd_inputs(ODD_VIEWS[0])
+    assert cupyfa.workspace_size(*views) == 2304 + 1280 + 1152
+    np.testing.assert_array_equal(cupyfa.attention(*views, causal=True).host, EXPECTED)
+
+
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+def test_packed_arrays_anywhere(odd: OddView, gpu: Gpu) -> None:
+    arguments, (around, outs) = packed_call(odd), odd_output(odd)
+    out = outs[0]
+    reference = cupyfa.attention_varlen(*(x[0] for x in host_inputs()), OFFSETS, OFFSETS, causal=True)
+    bytes_there = workspace(cupyfa.workspace_size(*arguments, out=out, causal=True))
+    cupyfa.attention_varlen(*arguments, causal=True, out=out, workspace=bytes_there)
+    np.testing.assert_array_equal(out.host, reference)
+    assert written(around) == out.size
+    assert gpu.launched == ["plan", "attention"]
+    # A plan in the same workspace survives the copies behind it.
+    plan = cupyfa.plan_varlen(*arguments, causal=True, workspace=bytes_there)
+    for _ in range(2):
+        out.host[...] = np.nan
+        cupyfa.attention_varlen(*arguments, causal=True, out=out, workspace=bytes_there, plan=plan)
+        np.testing.assert_array_equal(out.host, reference)
+    assert gpu.launched == ["plan", "attention", "plan", "attention", "attention"]
+
+
+def test_a_plan_alone_needs_no_workspace(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = packed_call()
+    plan, out = cupyfa.plan_varlen(*arguments), empty(arguments[0].shape, np.float16)
+    monkeypatch.delattr("cupy.empty")
+    cupyfa.attention_varlen(*arguments, out=out, plan=plan)
+    assert gpu.launched == ["plan", "attention"]
+
+
+def test_a_workspace_that_is_too_small(gpu: Gpu) -> None:
+    views = odd_inputs(ODD_VIEWS[0])
+    size = cupyfa.workspace_size(*views)
+    with pytest.raises(ValueError, match=rf"^attention: workspace has {size - 1} bytes .* needs {size} \(see cupyfa\."):
+        cupyfa.attention(*views, workspace=workspace(size - 1))
+    assert gpu.launched == []
+
+
+def test_a_workspace_over_the_output(gpu: Gpu) -> None:
+    views = odd_inputs(ODD_VIEWS[0])
+    size = cupyfa.workspace_size(*views)
+    buffer = workspace(size + 16 + views[0].nbytes)
+    out = buffer[-views[0].nbytes :].view(np.float16).reshape(views[0].shape)
+    with pytest.raises(
+        ValueError, match=r"^attention: workspace shares memory with out; it must be an array of its own"
+    ):
+        cupyfa.attention(*views, out=out, workspace=buffer[32:])
+    assert gpu.launched == []
+    cupyfa.attention(*views, causal=True, out=out, workspace=buffer)  # which is longer than what is used
+    np.testing.assert_array_equal(out.host, EXPECTED)
+
+
+def test_a_workspace_over_a_plan(gpu: Gpu) -> None:
+    arguments = packed_call(ODD_VIEWS[0])
+    size = cupyfa.workspace_size(*arguments)
+    buffer = workspace(size + 2048)
+    plan = cupyfa.plan_varlen(*arguments, workspace=buffer[2048:])
+    with pytest.raises(
+        ValueError, match=r"^attention: workspace shares memory with plan; it must be an array of its own"
+    ):
+        cupyfa.attention_varlen(*arguments, plan=plan, workspace=buffer)
+    assert gpu.launched == ["plan"]
+
+
+def test_overlap_is_that_of_the_users_arrays(gpu: Gpu) -> None:
+    q, k, v = odd_inputs(ODD_VIEWS[0])
+    with pytest.raises(ValueError, match=r"^attention: out shares memory with q; it must be an array of its own"):
+        cupyfa.attention(q, k, v, out=q[:, ::-1])
+    assert gpu.launched == []
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_copy_whose_kernel_does_not_load(capturing: bool, gpu: Gpu) -> None:
+    class Cold(Array):
+        def view(self, dtype: Any) -> Array:
+            raise RuntimeError("cold")
+
+    gpu.stream.capturing = capturing
+    message = r"^attention: q, k, v or out has to be copied, .*: make the same call once before the capture$"
+    q, k, v = odd_inputs(ODD_VIEWS[0])
+    expected, match = (cupyfa.CompileError, message) if capturing else (RuntimeError, "^cold$")
+    with pytest.raises(expected, match=match) as caught:
+        cupyfa.attention(q, Cold(k.host), v)
+    assert str(caught.value.__cause__ if capturing else caught.value) == "cold"
+    assert gpu.launched == []
+
+
+def test_empty_arrays_at_any_address(gpu: Gpu) -> None:
+    q, k, v = odd_inputs(ODD_VIEWS[2])
+    assert cupyfa.workspace_size(q, k[:, :0], v[:, :0]) == 0
+    around, out = odd_output(ODD_VIEWS[2])
+    cupyfa.attention(q, k[:, :0], v[:, :0], out=out)
+    assert not out.host.any()
+    assert written(around) == out.size
+    assert gpu.launched == []
