@@ -142,6 +142,11 @@ def _geometry(array: Any) -> Geometry | None:
     return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
+def _geometry_of_bias(bias: Any) -> tuple[Any, ...]:
+    """As far as the kernel depends on it: TMA takes it only from where an address is a multiple of 16."""
+    return (bias.shape, bias.strides, bias.dtype, bias.data.device_id, bias.data.ptr % 16 == 0)
+
+
 def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None) -> Prepared:
     """Check CuPy arrays, select and load their kernel; once per geometry.
 
@@ -169,7 +174,9 @@ def prepare(arrays: Arrays[Any], options: Options, want_lse: bool, config: Confi
         )
     _check_types(cupy.ndarray, arrays)
     items = None if config is None else config_items(config)
-    geometries = tuple([_geometry(array) for array in arrays])
+    geometries = Arrays(*[_geometry(array) for array in arrays])
+    if arrays.bias is not None:
+        geometries = geometries._replace(bias=_geometry_of_bias(arrays.bias))
     return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice())
 
 
@@ -231,7 +238,7 @@ def _on_gpu(
 
 
 def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
-    q, k, v, _, _, sink, slopes, *lengths = arrays
+    q, k, v, _, _, sink, slopes, bias, *lengths = arrays
     return Addresses(
         q.data.ptr,
         k.data.ptr,
@@ -240,6 +247,7 @@ def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
         0 if lse is None else lse.data.ptr,
         0 if sink is None else sink.data.ptr,
         0 if slopes is None else slopes.data.ptr,
+        0 if bias is None else bias.data.ptr,
         *[0 if x is None else x.data.ptr for x in lengths],
     )
 
@@ -366,7 +374,7 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
         packed.attention(q, k, v, **lengths, **given, out=o)
     else:
         q, k, v, o = (x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in matrices)
-        online.attention(q, k, v, **given, out=o)
+        online.attention(q, k, v, **given, bias=arrays.bias, out=o)
     return out, lse
 
 

@@ -41,7 +41,7 @@ class Arrays(NamedTuple, Generic[T]):
 
     Attributes
     ----------
-    q, k, v, out, lse, sink, alibi_slopes
+    q, k, v, out, lse, sink, alibi_slopes, bias
         None for an array that was not passed.
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
         Likewise: lengths of packed sequences.
@@ -54,6 +54,7 @@ class Arrays(NamedTuple, Generic[T]):
     lse: T | None = None
     sink: T | None = None
     alibi_slopes: T | None = None
+    bias: T | None = None
     cu_seqlens_q: T | None = None
     cu_seqlens_k: T | None = None
     seqused_q: T | None = None
@@ -74,7 +75,7 @@ class Addresses(NamedTuple):
 
     Attributes
     ----------
-    q, k, v, out, lse, sink, alibi_slopes
+    q, k, v, out, lse, sink, alibi_slopes, bias
         0 for an empty array, and for one that was not passed.
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
         Likewise.
@@ -87,6 +88,7 @@ class Addresses(NamedTuple):
     lse: int = 0
     sink: int = 0
     alibi_slopes: int = 0
+    bias: int = 0
     cu_seqlens_q: int = 0
     cu_seqlens_k: int = 0
     seqused_q: int = 0
@@ -107,6 +109,8 @@ class Operand:
         Element type.
     device : int or None
         CUDA device, None for an array of NumPy.
+    aligned : bool
+        Whether it begins at a multiple of 16 bytes; only where a kernel may depend on that.
     """
 
     name: str
@@ -114,6 +118,7 @@ class Operand:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     device: int | None
+    aligned: bool = True
 
     @classmethod
     def contiguous(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, device: int | None) -> Operand:

@@ -68,6 +68,9 @@ constexpr bool is_valid() {
   static_assert(S.warp_specialized && !S.three_stage || !S.window && !S.modifies_scores() && !S.varlen,
                 "windows, score modifiers and packed sequences are written for the roles and two stages: set "
                 "warp_specialized=True, three_stage=False");
+  static_assert(S.bias != Bias::none || !S.bias_float32, "no bias has no type: set bias_float32=False");
+  static_assert(S.bias == Bias::none || !S.varlen, "a bias is written for batches, not for packed sequences");
+  static_assert(!BiasBox<S>::copied || BiasBox<S>::cols <= 256, "a TMA box has at most 256 columns: set tile_n to 192 or less");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }
@@ -83,6 +86,7 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
     initialise(storage.work_barriers, storage.tiles, consumer_warps<S>);
     initialise(storage.k_barriers, consumer_warps<S>);
     initialise(storage.v_barriers, consumer_warps<S>);
+    if constexpr (BiasBox<S>::copied) initialise(storage.bias.barriers, consumer_warps<S>);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();  // proves that the barriers are initialised
@@ -107,6 +111,8 @@ __constant__ KernelTraits forward_traits = {
     .tile_m = S.tile_m,
     .tile_n = S.tile_n,
     .box_cols = panel_cols,
+    .bias_box_cols = BiasBox<S>::copied ? BiasBox<S>::cols : 0,
+    .bias_box_rows = BiasBox<S>::copied ? BiasBox<S>::rows : 0,
     .persistent = S.scheduler != Scheduler::one_tile,
     .dynamic = S.scheduler == Scheduler::dynamic,
     .producer_registers = S.setmaxnreg ? S.producer_registers() : 0,
