@@ -50,7 +50,7 @@ def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
     for name, module, about in (
         ("forward", forward, "the forward pass beside its peers"),
         ("ablation", ablation, "what each part of the forward kernel is worth"),
-        ("options", options, "what windows, a softcap, a sink and ALiBi cost"),
+        ("options", options, "what windows, a softcap, a sink, ALiBi and a bias cost"),
         ("host", host, "host cost of a warm call"),
         ("first-call", first_call, "time of the first call, compiled and from the disk cache"),
         ("emulator", emulator, "speed of the emulator; needs no GPU"),
