@@ -40,9 +40,7 @@ class NaturalLogits {
 
   __device__ static float of_natural(float logit) { return logit; }
   __device__ static float exponential(float logit) { return ptx::ex2_approx_ftz(logit * log2_e); }
-  __device__ static float lse(float reference, float sum) {
-    return fmaf(ptx::lg2_approx_ftz(sum), ln_2, reference);
-  }
+  __device__ static float lse(float reference, float sum) { return fmaf(ptx::lg2_approx_ftz(sum), ln_2, reference); }
 };
 
 }  // namespace cupyfa

@@ -122,7 +122,8 @@ class OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       maxima[r] = fmaxf(maximum_[r], block_max(scores, r));
       const float scale = logits_.scale(maxima[r]);
-      near = near && scaled(maxima[r], scale) - scaled(maximum_[r], scale) <= threshold;  // not where the old one is -inf
+      near =
+          near && scaled(maxima[r], scale) - scaled(maximum_[r], scale) <= threshold;  // not where the old one is -inf
     }
     const bool stays = __all_sync(0xffffffff, near);
     if (stays) {

@@ -111,7 +111,8 @@ class SpeculativeSoftmax {
   }
 
   Logits logits_;
-  float reference_[2];  // an earlier maximum, as it is kept; -inf: no key seen yet, so that the next block is not in range
+  float reference_
+      [2];  // an earlier maximum, as it is kept; -inf: no key seen yet, so that the next block is not in range
   float sum_[2][2];  // this thread's part: row, column parity
   bool try_next_;  // whether the next block is likely to be in range; the same in all threads of the warp
 };

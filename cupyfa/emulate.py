@@ -266,7 +266,7 @@ def prepare_arrays(
     device = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
     # Device 0: the rules for arrays on a GPU hold, alignment and strides included.
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
-    if arrays.bias is not None:
+    if operands.bias is not None and arrays.bias is not None:
         operands = operands._replace(bias=dataclasses.replace(operands.bias, aligned=_is_aligned(arrays.bias)))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)
     selection = select(problem, device, config)

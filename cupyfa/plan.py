@@ -136,9 +136,7 @@ def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> Ten
 
 def _bias_map(bias: Operand, traits: dict[str, int]) -> TensorMapGeometry:
     """Return the map of a bias: an axis along which it is the same for all has one index."""
-    batch, heads, seqlen_q, _ = (
-        size if stride else 1 for size, stride in zip(bias.shape, bias.strides, strict=True)
-    )
+    batch, heads, seqlen_q, _ = (size if stride else 1 for size, stride in zip(bias.shape, bias.strides, strict=True))
     strides = [stride or 16 for stride in bias.strides]
     return TensorMapGeometry(
         bias.dtype.name,

@@ -448,8 +448,8 @@ def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], is_
     fits = all(size in (1, full) for size, full in zip(bias.shape, shape[-rank:], strict=False))
     if not 2 <= rank <= 4 or not fits:
         raise ValueError(
-            f"attention: bias has shape {bias.shape}; it must broadcast to (batch, heads_q, seqlen_q, seqlen_k), {shape}, "
-            "and have 2 to 4 axes"
+            f"attention: bias has shape {bias.shape}; it must have 2 to 4 axes and broadcast to (batch, heads_q, "
+            f"seqlen_q, seqlen_k), {shape}"
         )
     own = tuple(stride if size > 1 else 0 for stride, size in zip(bias.strides, bias.shape, strict=True))
     return dataclasses.replace(bias, shape=shape, strides=(0,) * (4 - rank) + own)

@@ -18,7 +18,19 @@ from cupyfa.spec import PlanSpec, Spec
 
 __all__ = ["warmup"]
 
-_ARGUMENTS = ("q", "k", "v", "dtype", "sink", "alibi_slopes", "bias", "bias_dtype", "sequences", "max_seqlen_q", "config")
+_ARGUMENTS = (
+    "q",
+    "k",
+    "v",
+    "dtype",
+    "sink",
+    "alibi_slopes",
+    "bias",
+    "bias_dtype",
+    "sequences",
+    "max_seqlen_q",
+    "config",
+)
 
 
 def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, progress: bool = True) -> list[Spec]:

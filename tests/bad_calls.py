@@ -190,7 +190,7 @@ RATIO = r"; softmax_scale / softcap must be at most 1\.179e\+38$"
 FLOAT32 = r"; it must be float32$"
 OF_HEADS = r"; it must have \(heads_q,\), \(4,\)$"
 OF_BATCH = r"; it must have \(heads_q,\) or \(batch, heads_q\), \(4,\) or \(1, 4\)$"
-OF_SCORES = r"; it must broadcast to \(batch, heads_q, seqlen_q, seqlen_k\), \(1, 4, 4, 6\), and have 2 to 4 axes$"
+OF_SCORES = r"; it must have 2 to 4 axes and broadcast to \(batch, heads_q, seqlen_q, seqlen_k\), \(1, 4, 4, 6\)$"
 OF_BIAS = r"; it must be float32, or float16 as q$"
 DIMS = r"; supported are the multiples of 8 from 8 to 256$"
 
@@ -347,7 +347,9 @@ BAD_CALLS: tuple[BadCall, ...] = (
     ),
     # Of each score
     *(
-        BadCall(f"bias-{name}", shaped("bias", shape), ValueError, rf"bias has shape {re.escape(str(shape))}" + OF_SCORES)
+        BadCall(
+            f"bias-{name}", shaped("bias", shape), ValueError, rf"bias has shape {re.escape(str(shape))}" + OF_SCORES
+        )
         for name, shape in {
             "0d": (),
             "1d": (6,),

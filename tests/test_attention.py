@@ -323,7 +323,9 @@ BIAS = random_array((2, 4, 33, 50), np.float32, 6)
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize(
-    "index", [np.s_[:1], np.s_[:, :1], np.s_[:, :, :1], np.s_[..., :1], np.s_[0], np.s_[0, 0], np.s_[0, 0, :1, :1]], ids=str
+    "index",
+    [np.s_[:1], np.s_[:, :1], np.s_[:, :, :1], np.s_[..., :1], np.s_[0], np.s_[0, 0], np.s_[0, 0, :1, :1]],
+    ids=str,
 )
 def test_a_bias_is_broadcast(index: Any, dtype: Any) -> None:
     q, k, v = inputs()

@@ -500,7 +500,10 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
             for name in ("varlen", "window", "softcap", "alibi")
             for config in (UNSPECIALIZED, {"three_stage": True, "speculative": False, "pingpong": False})
         ),
-        (UNSPECIALIZED | {"bias": Bias.GATHER}, "windows, score modifiers and packed sequences are written for the roles"),
+        (
+            UNSPECIALIZED | {"bias": Bias.GATHER},
+            "windows, score modifiers and packed sequences are written for the roles",
+        ),
         ({"bias_float32": True}, "no bias has no type: set bias_float32=False"),
         ({"bias": Bias.TILE, "varlen": True, "tile_n": 64}, "a bias is written for batches, not for packed sequences"),
         ({"bias": Bias.TILE, "tile_n": 256, "head_dim": 32, "head_dim_v": 32}, "a TMA box has at most 256 columns"),

@@ -311,7 +311,12 @@ def test_a_bias_that_is_gathered_has_no_map(bias: Any, strides: tuple[int, ...])
 
 @pytest.mark.parametrize(
     ("options", "scale"),
-    [({"scale": -0.5}, 0.5), ({"scale": 0.0}, 2.0**-126), ({"softcap": 15.0}, 30.0), ({"softcap": 15.0, "scale": 0.0}, 30.0)],
+    [
+        ({"scale": -0.5}, 0.5),
+        ({"scale": 0.0}, 2.0**-126),
+        ({"softcap": 15.0}, 30.0),
+        ({"softcap": 15.0, "scale": 0.0}, 30.0),
+    ],
     ids=str,
 )
 def test_natural_logits_have_a_scale_of_their_own(options: dict[str, Any], scale: float) -> None:

@@ -432,7 +432,9 @@ def test_a_bias_makes_another_problem() -> None:
         dataclasses.replace(bias, aligned=False),
     ]
     assert len({pose(q, k, v, bias=bias) for bias in different}) == len(different)
-    assert pose(q, k, v, bias=dataclasses.replace(bias, shape=(1, 5, 8), strides=(12, 32, 4))) == pose(q, k, v, bias=bias)
+    assert pose(q, k, v, bias=dataclasses.replace(bias, shape=(1, 5, 8), strides=(12, 32, 4))) == pose(
+        q, k, v, bias=bias
+    )
 
 
 def test_a_bias_of_16_bits_begins_at_any_element() -> None:
@@ -440,7 +442,9 @@ def test_a_bias_of_16_bits_begins_at_any_element() -> None:
     v = dataclasses.replace(k, name="v")
     places = Addresses(1024, 2048, 4096, 8192, bias=16384 + 2)
     check_addresses(pose(q, k, v, bias=operand("bias", (5, 8), F16)), places)
-    with pytest.raises(ValueError, match=r"^attention: bias begins at address 0x4002; it must be a multiple of 4 bytes"):
+    with pytest.raises(
+        ValueError, match=r"^attention: bias begins at address 0x4002; it must be a multiple of 4 bytes"
+    ):
         check_addresses(pose(q, k, v, bias=operand("bias", (5, 8), F32)), places)
 
 

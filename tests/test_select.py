@@ -346,7 +346,11 @@ def test_equal_configs_are_equal_keys() -> None:
         ({"": 1}, ValueError, r"^attention: config has the field ''; it can override"),
         ({3: 1}, ValueError, r"^attention: config has the field 3; it can override"),
         ({"tile_n": True}, TypeError, r"^attention: config\['tile_n'\] is True; it must be an integer$"),
-        ({"tile_n": 16}, ValueError, r"^attention: config\['tile_n'\] is 16; it must be one of 32, 48, 64, 80, 96, 112"),
+        (
+            {"tile_n": 16},
+            ValueError,
+            r"^attention: config\['tile_n'\] is 16; it must be one of 32, 48, 64, 80, 96, 112",
+        ),
         ({"tile_m": 256}, ValueError, r"^attention: config\['tile_m'\] is 256; it must be one of 64, 128, 192$"),
         ({"stages": 0}, ValueError, r"^attention: config\['stages'\] is 0; it must be one of 1, 2"),
         ({"q_stages": -1}, ValueError, r"^attention: config\['q_stages'\] is -1; it must be one of 1, 2"),

@@ -78,8 +78,8 @@ class BiasReader<S> {
   __device__ BiasReader(const FwdParams& p, Storage<S>&, const Place<S>& place) : p_(p), place_(place) {}
 
   __device__ void begin(const TileOf<S>& tile) {
-    const Element* head = static_cast<const Element*>(p_.bias_data) + tile.batch * p_.bias_stride_batch +
-                          tile.head * p_.bias_stride_head;
+    const Element* head =
+        static_cast<const Element*>(p_.bias_data) + tile.batch * p_.bias_stride_batch + tile.head * p_.bias_stride_head;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = tile.m * S.tile_m + place_.row() + 8 * r;
@@ -101,8 +101,10 @@ class BiasReader<S> {
 
  private:
   using Element = decltype([] {
-    if constexpr (S.bias_float32) return u32{};
-    else return static_cast<unsigned short>(0);
+    if constexpr (S.bias_float32)
+      return u32{};
+    else
+      return static_cast<unsigned short>(0);
   }());
 
   __device__ u32 load(int first, int i) const {

@@ -39,15 +39,15 @@ struct Keys {
 template <FwdSpec S>
 class BiasProducer {
  public:
-  __device__ BiasProducer(const FwdParams& p, Storage<S>& storage) : p_(p), ring_(storage.bias.data, storage.bias.barriers) {
+  __device__ BiasProducer(const FwdParams& p, Storage<S>& storage)
+      : p_(p), ring_(storage.bias.data, storage.bias.barriers) {
     ptx::prefetch_tensormap(p.bias);
   }
 
   /// The block that begins with this key.
   __device__ void load(const TileOf<S>& tile, int key) {
     const Slot slot = ring_.acquire();
-    ptx::cp_async_bulk_tensor_4d_load(slot.data, p_.bias, key,
-                                      S.bias == Bias::row ? 0 : tile.m * S.tile_m,
+    ptx::cp_async_bulk_tensor_4d_load(slot.data, p_.bias, key, S.bias == Bias::row ? 0 : tile.m * S.tile_m,
                                       p_.bias_stride_head == 0 ? 0 : tile.head,
                                       p_.bias_stride_batch == 0 ? 0 : tile.batch, slot.full);
   }

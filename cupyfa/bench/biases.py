@@ -95,8 +95,10 @@ def format_biases(rows: Sequence[Row], bandwidth: float) -> list[str]:
     list of str
         Useful TFLOP/s, time, both floors, and which part of the smaller rate was reached.
     """
-    titles = ("head_dim", "mask", "bias", "cupyfa", "us", "read us", "of plain [min..max]", "of the smaller rate")
-    titles += (FLEX.name, f"cupyfa / {FLEX.name} [min..max]", "cupyfa error", "of limit")
+    titles = (
+        *("head_dim", "mask", "bias", "cupyfa", "us", "read us", "of plain [min..max]", "of the smaller rate"),
+        *(FLEX.name, f"cupyfa / {FLEX.name} [min..max]", "cupyfa error", "of limit"),
+    )
     lines = [line(*titles), "|" + "---:|" * len(titles)]
     own = {row.cell: row.timings.get("cupyfa") for row in rows}
     for row in rows:

@@ -41,8 +41,8 @@ __all__ = [
 
 #: Of the command, for its help.
 DESCRIPTION = (
-    "Time sliding windows, a softcap, a sink, ALiBi slopes and an additive bias, beside torch's flex_attention. Exit status: 0; 1 if "
-    "cupyfa was wrong somewhere; 2 without a GPU, or for wrong usage."
+    "Time sliding windows, a softcap, a sink, ALiBi slopes and an additive bias, beside torch's flex_attention. Exit "
+    "status: 0; 1 if cupyfa was wrong somewhere; 2 without a GPU, or for wrong usage."
 )
 
 _CAUSAL, _FULL = (None, 0), (None, None)
@@ -236,6 +236,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         manifest.write(options.json, header, rows, None, baseline=FLEX.name)
     tables = [*format_windows(windowed), "", *format_modifiers(modified), "", *format_biases(biased, bandwidth)]
-    reading = f"* Read us: the bytes of the bias at {bandwidth / 1e12:.2f} TB/s, as a kernel read memory that only reads."
+    reading = (
+        f"* Read us: the bytes of the bias at {bandwidth / 1e12:.2f} TB/s, as a kernel read memory that only reads."
+    )
     print("\n".join([*tables, "", *format_notes(rows, found, header), reading]))
     return 0 if all(row.checks["cupyfa"].passed for row in rows) else 1

@@ -243,7 +243,7 @@ def make_inputs(cell: Cell, xp: Any) -> Inputs:
     Returns
     -------
     Inputs
-        Random q, k, v and a poisoned out; a random sink and bias, and the customary slopes, 2^(-8/heads), 2^(-16/heads), ...
+        Random q, k, v and a poisoned out; a random sink and bias; the customary slopes, 2^(-8/heads), 2^(-16/heads) ...
     """
     return share_inputs([cell], xp)[0]
 

@@ -83,7 +83,7 @@ class _ScoreMod:
     bias: Array | None  # (heads, seqlen_q, seqlen_k)
 
     def _factor(self, base: float) -> np.float32:
-        """What makes logits of the scores, capped or not; the sign of the scale is in Q."""
+        """Return what makes logits of the scores, capped or not; the sign of the scale is in Q."""
         scale = abs(self.scale) if self.softcap is None else 2 * self.softcap
         # A scale of 0 becomes the smallest number: scores still vanish against it, but a masked score stays -inf.
         return np.float32(max(scale * base, _SMALLEST_SCALE))

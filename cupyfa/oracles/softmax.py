@@ -60,13 +60,13 @@ class _Softmax:
     ) -> tuple[Float32Array, Float32Array]:
         """Return the factor that normalises O, and the lse."""
         zero, one = np.float32(0), np.float32(1)
-        sink = np.float32(-np.inf) if sink is None else self.logits.of_natural(sink)
+        logit = np.full_like(reference, -np.inf) if sink is None else self.logits.of_natural(sink)
         # The sink may be the larger one: relative to it nothing overflows, and a row without keys has it as its lse.
-        maximum = np.fmax(reference, sink)
+        maximum = np.fmax(reference, logit)
         origin = np.where(np.isneginf(maximum), zero, maximum)
         shrink = self.logits.exponential(reference - origin)  # without a sink 1
         product = self.sum.astype(np.float64) * shrink
-        total: Float32Array = (product + self.logits.exponential(sink - origin)).astype(np.float32)  # an fma
+        total: Float32Array = (product + self.logits.exponential(logit - origin)).astype(np.float32)  # an fma
         # The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
         inverse: Float32Array = np.where(empty, self.sum, shrink * (one / np.where(empty, one, total)))
         lse = self.logits.lse(maximum, total)  # without keys and sink: -inf + -inf

@@ -182,9 +182,9 @@ class Case:
         return np.stack([np.roll(slopes, -b) for b in range(self.batch)])
 
     def _bias(self) -> npt.NDArray[Any]:
-        """Return numbers as large as scores, hidden keys among them, a row that sees none, and one of the lowest number.
+        """Return numbers as large as scores, with hidden keys among them, a row that sees none, and one of the lowest.
 
-        The last only without a sink, beside which its keys would vanish.
+        That one only without a sink, beside which its keys would vanish.
         """
         sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_k}
         shape = [size if axis in self.bias else 1 for axis, size in sizes.items()]
@@ -196,7 +196,7 @@ class Case:
         if "q" in self.bias and self.seqlen_q > 8:
             bias[..., 7, :] = -np.inf
             if not self.sink:
-                bias[..., 8, :] = ml_dtypes.finfo(dtype).min
+                bias[..., 8, :] = ml_dtypes.finfo(dtype).min  # type: ignore[no-untyped-call]
         return bias
 
     def make_inputs(self, seed: int = 0, xp: Any = np) -> tuple[Any, Any, Any]:
@@ -487,13 +487,22 @@ def _alibi() -> Iterator[Case]:
 
 
 def _bias() -> Iterator[Case]:
-    """An additive bias with all axes and without each, in both types; some keys hidden by it, and a whole row.
+    """Yield cases of an additive bias, with all axes and without each, in both types; it hides some keys, and a row.
 
     Shows the element of another row, key, head or batch, one scaled like a score or in the wrong base, a broadcast axis
     that was walked, a row without keys that became NaN, a slot of the bias that was given back too early, and what lies
     behind the end of a row. Rows of seqlen_k elements are copied by TMA where they are multiples of 16 bytes.
     """
-    every = [("bhqk", 304), ("hqk", 304), ("qk", 304), ("bqk", 304), ("bk", 304), ("k", 304), ("bhq", 304), ("hqk", 301)]
+    every = [
+        ("bhqk", 304),
+        ("hqk", 304),
+        ("qk", 304),
+        ("bqk", 304),
+        ("bk", 304),
+        ("k", 304),
+        ("bhq", 304),
+        ("hqk", 301),
+    ]
     for (axes, sk), (dtype, causal), of in zip(every * 2, _toggles(), "ssssffffffffssss", strict=False):
         kind = "same" if of == "s" else "float32"
         yield Case("bias", 2, 150, sk, 4, 2, 128 if causal else 64, dtype, causal, bias=axes, bias_dtype=kind)
@@ -516,7 +525,7 @@ def _bias() -> Iterator[Case]:
 def _mixed() -> Iterator[Case]:
     """Windows, caps, sinks, slopes and biases together.
 
-    Shows steps in another order than cap, slope and bias, mask and sink, and an argument that took the place of another one.
+    Shows steps in another order than cap, slope and bias, mask, sink, and an argument that took the place of another.
     """
     every: dict[str, Any] = {"window_size": (60, 20), "softcap": 15.0, "sink": True, "alibi": True}
     for pair, (dtype, _) in zip(itertools.combinations(every, 2), _toggles(), strict=False):

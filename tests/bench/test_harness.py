@@ -68,7 +68,9 @@ def test_causal_cuts_a_window():
 
 def test_problem_in_words():
     assert str(SMALL) == "bfloat16 d16 causal S200 B2 H2"
-    windowed = dataclasses.replace(SMALL, window_size=(64, 0), softcap=50.0, sink=True, alibi=True, bias="qk", heads_kv=1)
+    windowed = dataclasses.replace(
+        SMALL, window_size=(64, 0), softcap=50.0, sink=True, alibi=True, bias="qk", heads_kv=1
+    )
     assert str(windowed) == "bfloat16 d16 window (64, 0) S200 B2 H2/1 softcap 50, sink, ALiBi, bias qk float32"
     assert windowed.needs == {"window", "softcap", "sink", "alibi", "bias"}
     assert SMALL.needs == frozenset()

@@ -217,7 +217,9 @@ def test_table_of_biases():
     )
     assert lines[2].startswith("| 128 | full | none | 550 | 1000 | 0 | 1.000 [1.000..1.000] | 1.000 | 275 | 2.000 [")
     assert lines[3].startswith("| 128 | full | bhqk bfloat16 | 440 | 1250 | 750 | 0.800 [0.500..1.000] | 0.800 | 275 |")
-    assert lines[4].startswith("| 128 | full | bhqk float32 | 275 | 2000 | 1500 | 0.500 [0.500..1.000] | 0.750 | - | - |")
+    assert lines[4].startswith(
+        "| 128 | full | bhqk float32 | 275 | 2000 | 1500 | 0.500 [0.500..1.000] | 0.750 | - | - |"
+    )
     assert len({line.count("|") for line in lines}) == 1
     bad = Row(plain, None, {"cupyfa": Check(False, message="differs")}, {})
     assert "| bhqk bfloat16 | 550 | 1000 | 1 | - | - |" in biases.format_biases([bad, row_of(same)], 4e15)[3]

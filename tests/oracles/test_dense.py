@@ -139,9 +139,14 @@ def test_bias_matches_brute_force(axes, lengths, dtype):
     sizes = {"b": 2, "h": 4, "q": lengths[0], "k": lengths[1]}
     bias = np.random.default_rng(4).normal(0, 3, [n if axis in axes else 1 for axis, n in sizes.items()]).astype(dtype)
     bias[bias > 4] = -np.inf
-    every = {"window_size": (5, 2), "softcap": 1.5, "sink": OPTIONS["sink"][0], "alibi_slopes": OPTIONS["alibi_slopes"][1]}
-    for options in ({}, {"causal": True}, *({name: value} for name, value in every.items()), every):
-        options = options | {"bias": bias, "softmax_scale": -0.7}
+    every = {
+        "window_size": (5, 2),
+        "softcap": 1.5,
+        "sink": OPTIONS["sink"][0],
+        "alibi_slopes": OPTIONS["alibi_slopes"][1],
+    }
+    for others in ({}, {"causal": True}, *({name: value} for name, value in every.items()), every):
+        options = others | {"bias": bias, "softmax_scale": -0.7}
         expected_out, expected_lse = brute_force(q, k, v, **options)
         out, lse = dense.attention(q, k, v, **options)
         np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-13)

@@ -303,7 +303,7 @@ def test_a_bias_makes_natural_logits():
 @pytest.mark.parametrize("make", [OnlineSoftmax, lambda *a: SpeculativeSoftmax(*a, ml_dtypes.bfloat16)])
 @np.errstate(over="ignore", divide="ignore")
 def test_natural_logits_of_any_size(make):
-    """However the blocks come: ordinary keys, the lowest numbers, none, the largest ones; only equals of a maximum count."""
+    """In whatever order the blocks come, of ordinary keys, of the lowest numbers, of none, of the largest ones."""
     low, high, none = np.float32(np.finfo(np.float32).min), np.float32(np.finfo(np.float32).max), np.float32(-np.inf)
     for values in itertools.permutations([np.float32(3), low, none, high, np.float32(-2e38)], 3):
         softmax = make((1,), None)

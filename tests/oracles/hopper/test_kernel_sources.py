@@ -704,7 +704,9 @@ EDITS = {
         "own, own + warpgroup_rows)",
         (Deadlock, StaleGeneration, EarlyReuse, MissingProduct),
     ),
-    "turn not passed": Edit(CONSUMER, r"turn_.pass\(\);(\s*const BiasFragment<S> bias[^\n]*\s*complete<1>)", r"\1", Deadlock),
+    "turn not passed": Edit(
+        CONSUMER, r"turn_.pass\(\);(\s*const BiasFragment<S> bias[^\n]*\s*complete<1>)", r"\1", Deadlock
+    ),
     "last turn not passed, without overlap": Edit(CONSUMER, r"turn_.pass\(\);(\s*finish)", r"\1", Deadlock, "serial"),
     "last credit not taken": Edit(CONSUMER, r"turn_.finish\(\);", "", ConservationError),
 }
