@@ -68,6 +68,13 @@ struct FwdParams {
   unsigned heads_per_section;  ///< query heads whose keys and values should stay in L2 together
   const Plan* plan;  ///< of packed sequences
   unsigned* tile_counter;  ///< 0 between launches, for the dynamic scheduler; null: tiles are dealt out
+  TensorMap bias;  ///< (seqlen_k, rows, heads, batch), each of the last three 1 where it is the same for all
+  const void* bias_data;  ///< for kernels that gather it
+  long long bias_stride_batch;  ///< in elements, as the next three; 0 where it is the same for all
+  long long bias_stride_head;
+  long long bias_stride_row;
+  long long bias_stride_key;
+  float scale;  ///< with a bias, in place of scale_log2: what makes natural logits of scores
 };
 
 /// Parameters of the kernel that makes a plan.
@@ -95,7 +102,8 @@ struct KernelTraits {
   int cluster_size;
   int tile_m;
   int tile_n;
-  int box_cols;  ///< columns of every TMA box
+  int box_cols;  ///< columns of the TMA boxes of Q, K, V and O
+  int bias_box_cols, bias_box_rows;  ///< of the bias; 0 where TMA does not copy it
   int persistent;  ///< 1: launch at most one CTA per multiprocessor; 0: one CTA per tile
   int dynamic;  ///< 1: CTAs draw their tiles from a counter
   int producer_registers, consumer_registers;  ///< per thread, by setmaxnreg; 0: as the launch gives them

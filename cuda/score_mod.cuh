@@ -1,5 +1,6 @@
-// Scores that are more than scaled: softcap and ALiBi. Its twin is in cupyfa/oracles/online.py.
+// Scores that are more than scaled: softcap, an additive bias and ALiBi. Its twin is in cupyfa/oracles/online.py.
 #pragma once
+#include "logits.cuh"
 #include "mask.cuh"
 #include "params.h"
 #include "ptx/arithmetic.cuh"
@@ -7,7 +8,23 @@
 
 namespace cupyfa {
 
-constexpr float log2_e = 1.44269504088896341f;
+/// A consumer thread's elements of a block of the bias, packed as they are in memory: element i belongs to its score i.
+template <FwdSpec S>
+struct BiasFragment {
+  static constexpr int per_word = S.bias_float32 ? 1 : 2;
+
+  __device__ float operator[](int i) const {
+    const u32 word = words[i / per_word];
+    if constexpr (S.bias_float32) return __builtin_bit_cast(float, word);
+    return ptx::unpack<S.dtype>(word, i % 2);
+  }
+
+  u32 words[S.tile_n / 2 / per_word];
+};
+
+template <FwdSpec S>
+  requires(S.bias == Bias::none)
+struct BiasFragment<S> {};
 
 /// Of a warpgroup's 64 rows in the accumulator layout of WGMMA: a thread has two rows of a head.
 template <FwdSpec S>
@@ -16,22 +33,26 @@ class ScoreMod {
   /// The thread's rows are `row` and `row + 8`, its first column in a block is `column`.
   __device__ ScoreMod(const FwdParams& p, const TileOf<S>& tile, int row, int column) : p_(p) {
     if constexpr (S.alibi) {
-      slope_ = __fmul_rn(-p.alibi_slopes[tile.batch * p.alibi_stride_batch + tile.head * p.alibi_stride_head], log2_e);
+      slope_ = -p.alibi_slopes[tile.batch * p.alibi_stride_batch + tile.head * p.alibi_stride_head];
+      if constexpr (S.bias == Bias::none) slope_ = __fmul_rn(slope_, log2_e);
       const Sequence<S> sequence(p, tile);
       distance_ = column - row - (sequence.seqlen_k() - sequence.seqlen_q());
     }
   }
 
   /// Before the mask. With a softcap c, a score becomes (c tanh(scale score / c) - c) / 2 c: the softmax does not see that
-  /// shift, and its scale is 2 c. With ALiBi, it becomes a logit in base 2, and the scale of the softmax is 1.
-  __device__ void apply(float (&scores)[S.tile_n / 2], int block) const {
+  /// shift, and its scale is 2 c. With a bias, it becomes a natural logit, which takes one instruction for scale and bias
+  /// together. With ALiBi alone, it becomes a logit in base 2, and the scale of the softmax is 1.
+  __device__ void apply(float (&scores)[S.tile_n / 2], int block, const BiasFragment<S>& bias) const {
     const float distance[2] = {float(distance_ + block * S.tile_n), float(distance_ + block * S.tile_n - 8)};
 #pragma unroll
     for (int i = 0; i < S.tile_n / 2; ++i) {
       if constexpr (S.softcap) scores[i] = capped(scores[i]);
+      if constexpr (S.bias != Bias::none) scores[i] = fmaf(scores[i], p_.scale, bias[i]);
       if constexpr (S.alibi) {
         const int column = 8 * (i / 4) + i % 2;  // from the first one
-        scores[i] = fmaf(slope_, fabsf(distance[i / 2 % 2] + column), __fmul_rn(scores[i], p_.scale_log2));
+        scores[i] = fmaf(slope_, fabsf(distance[i / 2 % 2] + column),
+                         S.bias == Bias::none ? __fmul_rn(scores[i], p_.scale_log2) : scores[i]);
       }
     }
   }
@@ -44,7 +65,7 @@ class ScoreMod {
   }
 
   const FwdParams& p_;
-  float slope_;  // negative, in base 2
+  float slope_;  // negative, in the base of the logits
   int distance_;  // of the first column of block 0 from the diagonal of the first row
 };
 

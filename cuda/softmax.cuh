@@ -1,12 +1,11 @@
 // Online softmax of a warpgroup's 64 rows in the accumulator layout of WGMMA (specification 0x01 and 0x05). A thread has
 // two rows, and the four threads of a quad share them. The twin of this file is OnlineSoftmax in cupyfa/oracles/softmax.py.
 #pragma once
+#include "logits.cuh"
 #include "mask.cuh"
 #include "ptx/arithmetic.cuh"
 
 namespace cupyfa {
-
-constexpr float ln_2 = 0.693147180559945309f;
 
 /// Factors for the two rows of a thread.
 struct RowPair {
@@ -23,21 +22,23 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/// Closes a row with a sum relative to a reference, in base 2. Returns the factor that normalises O, +0 for a row without
-/// keys and for no other; `lse` is a natural logarithm.
+/// Closes a row with a sum relative to a reference. Returns the factor that normalises O, +0 for a row without keys and for
+/// no other; `lse` is a natural logarithm.
+template <class Logits>
 __device__ inline float close_row(float reference, float sum, float& lse) {
-  lse = (reference + ptx::lg2_approx_ftz(sum)) * ln_2;  // without keys: -inf + -inf
+  lse = Logits::lse(reference, sum);  // without keys: -inf + -inf
   // The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
   return reference == minus_infinity ? sum : ptx::rcp_approx_ftz(sum);
 }
 
-/// The same with one more logit, which has no value: a sink, in base 2.
+/// The same with one more logit, which has no value: a sink, in the base of the reference.
+template <class Logits>
 __device__ inline float close_row(float reference, float sum, float& lse, float sink) {
   const float maximum = fmaxf(reference, sink);
   const float origin = maximum == minus_infinity ? 0.f : maximum;
-  const float shrink = ptx::ex2_approx_ftz(reference - origin);
-  const float total = fmaf(sum, shrink, ptx::ex2_approx_ftz(sink - origin));
-  lse = (maximum + ptx::lg2_approx_ftz(total)) * ln_2;
+  const float shrink = Logits::exponential(reference - origin);
+  const float total = fmaf(sum, shrink, Logits::exponential(sink - origin));
+  lse = Logits::lse(maximum, total);
   if (reference == minus_infinity) return sum;
   const float inverse = shrink * ptx::rcp_approx_ftz(total);
   return inverse == 0.f ? -0.f : inverse;  // beside a far larger sink: its O may still be a NaN
@@ -58,11 +59,10 @@ __device__ inline float block_max(const float (&scores)[count], int r) {
 
 /// `threshold`: while no maximum of the warp's 16 rows has grown by more, in base 2, the old ones stay, and O in their frame
 /// (specification 0x09, arXiv 2603.05451, section 3.1.4). With 0 they always move, which takes no vote.
-template <int threshold>
+template <class Logits, int threshold>
 class OnlineSoftmax {
  public:
-  /// `scale_log2` is positive, so that masked scores stay -inf.
-  __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+  __device__ explicit OnlineSoftmax(Logits logits) : logits_(logits) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       maximum_[r] = minus_infinity;
@@ -80,15 +80,16 @@ class OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       const float maximum = threshold > 0 ? maxima[r] : fmaxf(maximum_[r], block_max(scores, r));
       // A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
-      const float reference = maximum == minus_infinity ? 0.f : scaled(maximum);
-      shrink.row[r] = ptx::ex2_approx_ftz(scaled(maximum_[r]) - reference);
+      const float scale = logits_.scale(maximum);
+      const float reference = maximum == minus_infinity ? 0.f : scaled(maximum, scale);
+      shrink.row[r] = ptx::ex2_approx_ftz(scaled(maximum_[r], scale) - reference);
       maximum_[r] = maximum;
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float sum = sum_[r][c] * shrink.row[r];
 #pragma unroll
         for (int i = 2 * r + c; i < count; i += 4) {
-          scores[i] = ptx::ex2_approx_ftz(fmaf(scores[i], scale_log2_, -reference));
+          scores[i] = ptx::ex2_approx_ftz(fmaf(scores[i], scale, -reference));
           sum += scores[i];
         }
         sum_[r][c] = sum;
@@ -97,13 +98,17 @@ class OnlineSoftmax {
     return stays;
   }
 
+  /// A natural logit, in the base of the references.
+  __device__ static float of_natural(float logit) { return Logits::of_natural(logit); }
+
   /// As `close_row`, for both rows. `sink`: one, or none.
   template <class... Sink>
   __device__ RowPair finish(RowPair& lse, Sink... sink) const {
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      inverse.row[r] = close_row(scaled(maximum_[r]), quad_sum(sum_[r][0] + sum_[r][1]), lse.row[r], sink...);
+      inverse.row[r] =
+          close_row<Logits>(logits_.kept(maximum_[r]), quad_sum(sum_[r][0] + sum_[r][1]), lse.row[r], sink...);
     }
     return inverse;
   }
@@ -116,7 +121,9 @@ class OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       maxima[r] = fmaxf(maximum_[r], block_max(scores, r));
-      near = near && scaled(maxima[r]) - scaled(maximum_[r]) <= threshold;  // not where the old one is -inf
+      const float scale = logits_.scale(maxima[r]);
+      near =
+          near && scaled(maxima[r], scale) - scaled(maximum_[r], scale) <= threshold;  // not where the old one is -inf
     }
     const bool stays = __all_sync(0xffffffff, near);
     if (stays) {
@@ -128,9 +135,9 @@ class OnlineSoftmax {
 
   /// Rounded, and never contracted into an fma: the same maximum must give the same reference, so that a maximum that
   /// stays shrinks by exactly 1. With an fma the error of the product stayed, and the sum drifted by 2^-24 in each block.
-  __device__ float scaled(float maximum) const { return __fmul_rn(maximum, scale_log2_); }
+  __device__ static float scaled(float maximum, float scale) { return __fmul_rn(maximum, scale); }
 
-  float scale_log2_;
+  Logits logits_;
   float maximum_[2];  // of the raw scores; with a threshold, an earlier one
   float sum_[2][2];  // this thread's part: row, column parity
 };

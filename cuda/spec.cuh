@@ -15,6 +15,14 @@ enum class Scheduler : int {
   dynamic,     ///< one CTA per multiprocessor takes the next tile whenever it can load one
 };
 
+/// How the additive bias of scores reaches a consumer.
+enum class Bias : int {
+  none,    ///< there is none
+  tile,    ///< TMA copies it, block by block
+  row,     ///< likewise, but it is one row for all queries
+  gather,  ///< each thread loads its own elements: for strides and addresses that TMA does not take
+};
+
 /// Forward attention.
 struct FwdSpec {
   DType dtype;          ///< of Q, K, V, P and O
@@ -30,6 +38,8 @@ struct FwdSpec {
   bool sink;            ///< each head has a learnable logit without a value
   bool softcap;         ///< scores are capped by a hyperbolic tangent
   bool alibi;           ///< scores fall with the distance between query and key
+  Bias bias;            ///< is added to the scaled, capped scores
+  bool bias_float32;    ///< its elements are float32; otherwise they are of `dtype`
   bool negate_scores;   ///< softmax_scale is negative: WGMMA computes -Q K', the magnitude stays in the parameters
   bool overlap;         ///< issue the next scores before the softmax of this warpgroup has its P multiplied
   bool three_stage;     ///< the scores after the next ones are under way as well; exact, and without turns
@@ -45,7 +55,7 @@ struct FwdSpec {
   /// Tiles differ in length, by the row: a window keeps all but the first ones alike.
   constexpr bool tiles_grow() const { return causal && !window; }
   /// Scores are more than scaled.
-  constexpr bool modifies_scores() const { return softcap || alibi; }
+  constexpr bool modifies_scores() const { return softcap || alibi || bias != Bias::none; }
   constexpr int consumers() const { return tile_m / warpgroup_rows; }
   constexpr int producers() const { return warp_specialized ? 1 : 0; }  // warpgroups, before the consumers
   constexpr int threads() const { return warpgroup_threads * (producers() + consumers()); }

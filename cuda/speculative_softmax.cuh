@@ -14,14 +14,14 @@
 namespace cupyfa {
 
 /// `exp2_fma` of eight groups of eight keys go to the polynomial; a correction, which sees everything, never does.
-template <DType dtype, int exp2_fma>
+template <class Logits, DType dtype, int exp2_fma>
 class SpeculativeSoftmax {
  public:
   /// A block is in range if all its sums, each of one thread, row and column parity, are below this. Then so is every
   /// probability, and finite in its 16-bit format. What a high limit costs is in docs/notes/hopper_forward.md.
   static constexpr float limit = dtype == DType::bfloat16 ? 0x1p60f : 0x1p15f;
 
-  __device__ explicit SpeculativeSoftmax(float scale_log2) : scale_log2_(scale_log2), try_next_(true) {
+  __device__ explicit SpeculativeSoftmax(Logits logits) : logits_(logits), try_next_(true) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       reference_[r] = minus_infinity;
@@ -34,13 +34,15 @@ class SpeculativeSoftmax {
   template <int count>
   __device__ bool speculate(u32 (&P)[count / 2], const float (&scores)[count]) {
     if (!try_next_) return false;
+    const float scale[2] = {logits_.scale(reference_[0]), logits_.scale(reference_[1])};
+    const float reference[2] = {in_own_frame(0), in_own_frame(1)};
     float sum[2][2];  // of this block
 #pragma unroll
     for (int i = 0; i < count; i += 2) {
       const int r = i / 2 % 2;
       const bool on_fma = i / 4 * exp2_fma % 8 + exp2_fma >= 8;  // evenly spread
-      const float even = exponential(fmaf(scores[i], scale_log2_, -reference_[r]), on_fma);
-      const float odd = exponential(fmaf(scores[i + 1], scale_log2_, -reference_[r]), on_fma);
+      const float even = exponential(fmaf(scores[i], scale[r], -reference[r]), on_fma);
+      const float odd = exponential(fmaf(scores[i + 1], scale[r], -reference[r]), on_fma);
       sum[r][0] = i < 4 ? even : sum[r][0] + even;
       sum[r][1] = i < 4 ? odd : sum[r][1] + odd;
       P[i / 2] = ptx::cvt_rn_x2<dtype>(even, odd);
@@ -64,10 +66,11 @@ class SpeculativeSoftmax {
     bool calm = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float maximum = fmaxf(reference_[r], __fmul_rn(block_max(scores, r), scale_log2_));
+      const float maximum = fmaxf(reference_[r], logits_.kept(block_max(scores, r)));
+      const float scale = logits_.scale(maximum);
       // A row that has seen no key: any finite reference makes its exponentials 0 rather than NaN.
-      const float reference = maximum == minus_infinity ? 0.f : maximum;
-      shrink.row[r] = ptx::ex2_approx_ftz(reference_[r] - reference);
+      const float reference = maximum == minus_infinity ? 0.f : logits_.in_frame(maximum, maximum);
+      shrink.row[r] = ptx::ex2_approx_ftz(logits_.in_frame(reference_[r], maximum) - reference);
       // A first key tells nothing about the next block.
       calm = calm && (shrink.row[r] > 1 / expected || reference_[r] == minus_infinity);
       reference_[r] = maximum;
@@ -75,8 +78,8 @@ class SpeculativeSoftmax {
       for (int c = 0; c < 2; ++c) sum_[r][c] *= shrink.row[r];
 #pragma unroll
       for (int i = 2 * r; i < count; i += 4) {
-        const float a = ptx::ex2_approx_ftz(fmaf(scores[i], scale_log2_, -reference));
-        const float b = ptx::ex2_approx_ftz(fmaf(scores[i + 1], scale_log2_, -reference));
+        const float a = ptx::ex2_approx_ftz(fmaf(scores[i], scale, -reference));
+        const float b = ptx::ex2_approx_ftz(fmaf(scores[i + 1], scale, -reference));
         sum_[r][0] += a;
         sum_[r][1] += b;
         P[i / 2] = ptx::cvt_rn_x2<dtype>(a, b);
@@ -86,24 +89,30 @@ class SpeculativeSoftmax {
     return shrink;
   }
 
+  /// A natural logit, in the base of the references.
+  __device__ static float of_natural(float logit) { return Logits::of_natural(logit); }
+
   /// As `close_row`, for both rows. `sink`: one, or none.
   template <class... Sink>
   __device__ RowPair finish(RowPair& lse, Sink... sink) const {
     RowPair inverse;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      inverse.row[r] = close_row(reference_[r], quad_sum(sum_[r][0] + sum_[r][1]), lse.row[r], sink...);
+      inverse.row[r] = close_row<Logits>(reference_[r], quad_sum(sum_[r][0] + sum_[r][1]), lse.row[r], sink...);
     }
     return inverse;
   }
 
  private:
+  __device__ float in_own_frame(int r) const { return logits_.in_frame(reference_[r], reference_[r]); }
+
   __device__ static float exponential(float x, bool on_fma) {
     return on_fma ? exp2_polynomial(x) : ptx::ex2_approx_ftz(x);
   }
 
-  float scale_log2_;
-  float reference_[2];  // an earlier maximum, scaled; -inf: no key seen yet, so that the next block is not in range
+  Logits logits_;
+  float reference_
+      [2];  // an earlier maximum, as it is kept; -inf: no key seen yet, so that the next block is not in range
   float sum_[2][2];  // this thread's part: row, column parity
   bool try_next_;  // whether the next block is likely to be in range; the same in all threads of the warp
 };

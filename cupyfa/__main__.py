@@ -54,7 +54,7 @@ def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
     for name, module, about in (
         ("forward", forward, "the forward pass beside its peers"),
         ("ablation", ablation, "what each part of the forward kernel is worth"),
-        ("options", options, "what windows, a softcap, a sink and ALiBi cost"),
+        ("options", options, "what windows, a softcap, a sink, ALiBi and a bias cost"),
         ("host", host, "host cost of a warm call"),
         ("first-call", first_call, "time of the first call, compiled and from the disk cache"),
         ("emulator", emulator, "speed of the emulator; needs no GPU"),
@@ -74,7 +74,7 @@ def info() -> None:
     print("\nforward attention, sm_90a (Hopper)")
     print("  dtype      float16, bfloat16; accumulation in float32")
     print("  head_dim   multiples of 8 up to 256, of v another one than of q and k; computed as multiples of 32")
-    print("  options    causal (bottom-right), windows, softcap, sink, ALiBi: `python -m cupyfa support` has a table")
+    print("  options    causal (bottom-right), windows, softcap, sink, ALiBi, bias: see `python -m cupyfa support`")
     print("  heads      any number of query heads per key/value head")
     for row in CANDIDATES:
         limit = f"seqlen_q up to {row.max_seqlen_q}: " if row.max_seqlen_q < math.inf else ""

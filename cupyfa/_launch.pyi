@@ -8,12 +8,14 @@ class TensorMapGeometry:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, int]
+    swizzle: int
     def __init__(
         self,
         dtype: str,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         box: tuple[int, int],
+        swizzle: int = 128,
     ) -> None: ...
     def encode(self, address: int) -> bytes: ...
 
@@ -45,6 +47,7 @@ class ForwardLauncher:
     k: TensorMapGeometry
     v: TensorMapGeometry
     o: TensorMapGeometry
+    bias: TensorMapGeometry | None
     def __init__(
         self,
         *,
@@ -57,6 +60,8 @@ class ForwardLauncher:
         lse_strides: tuple[int, int, int],
         sink_stride: int,
         alibi_strides: tuple[int, int],
+        bias_strides: tuple[int, ...],
+        scale: float,
         scale_log2: float,
         softcap_slope: float,
         softcap: float,
@@ -70,6 +75,7 @@ class ForwardLauncher:
         tiles_m: int,
         tiles: int,
         heads_per_section: int,
+        bias: TensorMapGeometry | None = None,
         counters: TileCounters | None = None,
     ) -> None: ...
     def __call__(self, addresses: Sequence[int], stream: int, plan: int = 0) -> None: ...

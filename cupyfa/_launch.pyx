@@ -34,6 +34,10 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         unsigned heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section
         const Plan *plan
         unsigned *tile_counter
+        TensorMap bias
+        const void *bias_data
+        long long bias_stride_batch, bias_stride_head, bias_stride_row, bias_stride_key
+        float scale
 
     cdef cppclass PackedTile:
         pass
@@ -53,7 +57,8 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         int tiles_grow, longest_first
 
     cdef cppclass KernelTraits:
-        int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, persistent, dynamic
+        int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, bias_box_cols, bias_box_rows
+        int persistent, dynamic
         int producer_registers, consumer_registers
 
 cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
@@ -61,8 +66,9 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
     ctypedef void *Stream
     ctypedef void *DriverFunction "cupyfa::driver::Function"
     unsigned cluster_dimension, programmatic_stream_serialization
-    int max_dynamic_shared_size_bytes, tensor_map_float16, tensor_map_bfloat16
-    int tensor_map_interleave_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b, tensor_map_oob_fill_zeros
+    int max_dynamic_shared_size_bytes, tensor_map_float16, tensor_map_float32, tensor_map_bfloat16
+    int tensor_map_interleave_none, tensor_map_swizzle_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b
+    int tensor_map_oob_fill_zeros
 
     cdef union LaunchAttributeValue "decltype(cupyfa::driver::LaunchAttribute::value)":
         unsigned cluster[3]
@@ -149,22 +155,25 @@ cdef str _result_name(Result result):
 
 
 cdef class TensorMapGeometry:
-    """A tensor of 16-bit elements as TMA sees it, except for its address.
+    """A tensor as TMA sees it, except for its address.
 
     Parameters
     ----------
     dtype : str
-        ``"float16"`` or ``"bfloat16"``.
+        ``"float16"``, ``"bfloat16"`` or ``"float32"``.
     shape : tuple of int
         Up to five dimensions, innermost first, none of them 0; see ``FwdParams``.
     strides : tuple of int
         Bytes from one index to the next along the dimensions but the first; multiples of 16.
     box : tuple of int
         Columns and rows of one copy.
+    swizzle : {128, 0}
+        Bytes of the swizzle span; 0: rows are written as they are.
     """
 
     cdef readonly str dtype
     cdef readonly tuple shape, strides, box
+    cdef readonly int swizzle
     cdef int _type
     cdef uint32_t _rank
     cdef uint64_t _shape[5]
@@ -172,11 +181,14 @@ cdef class TensorMapGeometry:
     cdef uint32_t _box[5]
     cdef dict _encoded  # address -> 128 bytes: the rest of the key is this object
 
-    def __init__(self, str dtype, tuple shape, tuple strides, tuple box):
+    def __init__(self, str dtype, tuple shape, tuple strides, tuple box, int swizzle=128):
         if not 2 <= len(shape) <= 5 or len(strides) != len(shape) - 1:
             raise ValueError(f"a tensor map has 2 to 5 dimensions and a stride less, got {shape} and {strides}")
         self.dtype, self.shape, self.strides, self.box = dtype, shape, strides, box
-        self._type = {"float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16}[dtype]
+        self.swizzle = swizzle
+        self._type = {
+            "float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16, "float32": tensor_map_float32,
+        }[dtype]
         self._rank = len(shape)
         for i in range(self._rank):
             self._shape[i] = shape[i]
@@ -196,8 +208,8 @@ cdef class TensorMapGeometry:
         element_strides = [1, 1, 1, 1, 1]
         result = cu_tensor_map_encode_tiled(
             map, self._type, self._rank, <void *>address, self._shape, self._strides, self._box, element_strides,
-            tensor_map_interleave_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b,
-            tensor_map_oob_fill_zeros)
+            tensor_map_interleave_none, tensor_map_swizzle_128b if self.swizzle else tensor_map_swizzle_none,
+            tensor_map_l2_promotion_256b, tensor_map_oob_fill_zeros)
         if result != 0:
             raise LaunchError(
                 f"cuTensorMapEncodeTiled: {_result_name(result)} for {self.dtype} at {address:#x}, shape {self.shape}, "
@@ -424,7 +436,8 @@ def unpack_traits(bytes data):
     memcpy(&t, <const char *>data, sizeof(t))
     return {
         "threads": t.threads, "shared_bytes": t.shared_bytes, "cluster_size": t.cluster_size, "tile_m": t.tile_m,
-        "tile_n": t.tile_n, "box_cols": t.box_cols, "persistent": t.persistent, "dynamic": t.dynamic,
+        "tile_n": t.tile_n, "box_cols": t.box_cols, "bias_box_cols": t.bias_box_cols,
+        "bias_box_rows": t.bias_box_rows, "persistent": t.persistent, "dynamic": t.dynamic,
         "producer_registers": t.producer_registers, "consumer_registers": t.consumer_registers,
     }
 
@@ -446,12 +459,16 @@ cdef class ForwardLauncher:
         Elements.
     alibi_strides : tuple of int
         Elements, along batch and head.
-    scale_log2, softcap_slope, softcap : float
+    bias_strides : tuple of int
+        Elements, along batch, head, row and key.
+    scale, scale_log2, softcap_slope, softcap : float
         As in ``FwdParams``.
     seqlen_q, seqlen_k, last_diagonal, first_diagonal : int
         As in ``FwdParams``.
     heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section : int
         As in ``FwdParams``.
+    bias : TensorMapGeometry, optional
+        None if TMA does not copy one.
     counters : TileCounters, optional
         Of the kernel; None if its tiles are dealt out.
     """
@@ -459,7 +476,7 @@ cdef class ForwardLauncher:
     cdef readonly Function function
     cdef readonly TileCounters counters
     cdef readonly LaunchGeometry geometry
-    cdef readonly TensorMapGeometry q, k, v, o
+    cdef readonly TensorMapGeometry q, k, v, o, bias
     cdef FwdParams *_params  # not a member: it is 64-byte aligned, which Python objects are not
 
     def __cinit__(self):
@@ -471,17 +488,19 @@ cdef class ForwardLauncher:
     def __init__(self, *, Function function not None, LaunchGeometry geometry not None,
                  TensorMapGeometry q not None, TensorMapGeometry k not None, TensorMapGeometry v not None,
                  TensorMapGeometry o not None, tuple lse_strides, long long sink_stride, tuple alibi_strides,
-                 float scale_log2, float softcap_slope, float softcap, int seqlen_q, int seqlen_k,
+                 tuple bias_strides, float scale, float scale_log2, float softcap_slope, float softcap,
+                 int seqlen_q, int seqlen_k,
                  int last_diagonal, int first_diagonal, unsigned heads_q, unsigned heads_per_kv,
                  unsigned heads_total, unsigned tiles_m, unsigned tiles, unsigned heads_per_section,
-                 TileCounters counters=None):
+                 TensorMapGeometry bias=None, TileCounters counters=None):
         cdef FwdParams *p = self._params
         self.function, self.geometry, self.counters = function, geometry, counters
-        self.q, self.k, self.v, self.o = q, k, v, o
+        self.q, self.k, self.v, self.o, self.bias = q, k, v, o, bias
         p.lse_stride_batch, p.lse_stride_head, p.lse_stride_row = lse_strides
         p.sink_stride = sink_stride
         p.alibi_stride_batch, p.alibi_stride_head = alibi_strides
-        p.scale_log2, p.softcap_slope, p.softcap = scale_log2, softcap_slope, softcap
+        p.bias_stride_batch, p.bias_stride_head, p.bias_stride_row, p.bias_stride_key = bias_strides
+        p.scale, p.scale_log2, p.softcap_slope, p.softcap = scale, scale_log2, softcap_slope, softcap
         p.seqlen_q, p.seqlen_k = seqlen_q, seqlen_k
         p.last_diagonal, p.first_diagonal = last_diagonal, first_diagonal
         p.heads_q, p.heads_per_kv, p.heads_total = heads_q, heads_per_kv, heads_total
@@ -493,22 +512,25 @@ cdef class ForwardLauncher:
         Parameters
         ----------
         addresses : sequence of int
-            Of q, k, v, o, lse, sink and alibi_slopes; 0 for one that the problem does not have. More are ignored.
+            Of q, k, v, o, lse, sink, alibi_slopes and bias; 0 for one that the problem does not have. More are ignored.
         stream : int
             CUstream.
         plan : int
             Address of the plan of packed sequences.
         """
         cdef FwdParams p = self._params[0]
-        cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes
-        q, k, v, o, lse, sink, alibi_slopes = addresses[:7]
+        cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes, bias
+        q, k, v, o, lse, sink, alibi_slopes, bias = addresses[:8]
         _load_driver()
         self.function._bind_context()
         self.q._encode(q, &p.q)
         self.k._encode(k, &p.k)
         self.v._encode(v, &p.v)
         self.o._encode(o, &p.o)
+        if self.bias is not None:
+            self.bias._encode(bias, &p.bias)
         p.lse, p.sink, p.alibi_slopes = <float *>lse, <const float *>sink, <const float *>alibi_slopes
+        p.bias_data = <const void *>bias
         p.plan = <const Plan *>plan
         if self.counters is not None:
             p.tile_counter = <unsigned *>self.counters._of(<Stream>stream)
@@ -532,13 +554,16 @@ cdef class ForwardLauncher:
             The struct.
         """
         cdef FwdParams p = self._params[0]
-        cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes
-        q, k, v, o, lse, sink, alibi_slopes = addresses[:7]
+        cdef uintptr_t q, k, v, o, lse, sink, alibi_slopes, bias
+        q, k, v, o, lse, sink, alibi_slopes, bias = addresses[:8]
         _fill(&p.q, encode(self.q, q))
         _fill(&p.k, encode(self.k, k))
         _fill(&p.v, encode(self.v, v))
         _fill(&p.o, encode(self.o, o))
+        if self.bias is not None:
+            _fill(&p.bias, encode(self.bias, bias))
         p.lse, p.sink, p.alibi_slopes = <float *>lse, <const float *>sink, <const float *>alibi_slopes
+        p.bias_data = <const void *>bias
         p.tile_counter, p.plan = <unsigned *>tile_counter, <const Plan *>plan
         return (<const char *>&p)[:sizeof(FwdParams)]
 

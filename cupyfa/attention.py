@@ -39,6 +39,7 @@ def attention(
     softcap: float | None = ...,
     sink: Any = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     layout: Layout = ...,
     return_lse: Literal[False] = ...,
     out: Any = ...,
@@ -61,6 +62,7 @@ def attention(
     softcap: float | None = ...,
     sink: Any = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     layout: Layout = ...,
     return_lse: Literal[True],
     out: Any = ...,
@@ -82,6 +84,7 @@ def attention(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     layout: Layout = "BSHD",
     return_lse: bool = False,
     out: Any = None,
@@ -118,6 +121,10 @@ def attention(
     alibi_slopes : array, optional, (heads_q,) or (batch, heads_q)
         float32. ``slope * |i + seqlen_k - seqlen_q - j|`` is taken from the scaled (and capped) score of row ``i`` and
         key ``j``.
+    bias : array, optional, broadcast to (batch, heads_q, seqlen_q, seqlen_k)
+        float32 or the dtype of ``q``; 2 to 4 axes. Is added to the scaled (and capped) score, before the mask; -inf
+        hides a key. On the GPU it is read in place: fast where the last axis is contiguous, and the address and the
+        other strides are multiples of 16 bytes, none of them negative.
     layout : {"BSHD", "BHSD"}
         ``"BHSD"``: q, k, v and out are (batch, heads, seqlen, head_dim).
     return_lse : bool
@@ -169,7 +176,7 @@ def attention(
     or from a place that is no multiple of 8, is reversed or has steps; where an axis runs backwards. Then
     :func:`cupyfa.workspace_size` is not 0, and :func:`cupyfa.explain` names the copies. They are made by CuPy, whose
     kernels are loaded by the first such call: make it before a capture. All other arrays are read and written in place;
-    their strides and addresses are multiples of 4 bytes.
+    their strides and addresses are multiples of the size of their numbers.
 
     Examples
     --------
@@ -184,6 +191,6 @@ def attention(
     """
     check_return_lse(return_lse)
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes)
+    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias)
     out, lse = attend(arrays, options, return_lse, backend, config, None, workspace)
     return AttentionResult(out, lse) if return_lse else out

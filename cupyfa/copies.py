@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import TMA_ALIGNMENT, Layout, Operand
+from cupyfa.operand import TMA_ALIGNMENT, TMA_MAX_STRIDE, Layout, Operand
 from cupyfa.problem import Problem
 
 __all__ = ["Copy", "plan_copies", "with_copies"]
 
 _MATRICES = ("q", "k", "v", "out")
-_MAX_STRIDE = 2**40  # of a tensor map, in bytes
 _MAX_PACKED_ROW = 2**34  # FwdParams: packed_rows
 _SPACING = 256  # bytes; copies begin at multiples of it
 
@@ -154,7 +153,7 @@ def with_copies(problem: Problem, copies: tuple[Copy, ...]) -> Problem:
 
 def _unreadable(operand: Operand, packed: bool) -> int | None:
     """Return the first axis along which no tensor map can describe an array, in BSHD order; None if it can."""
-    limits = (_MAX_STRIDE, _MAX_PACKED_ROW if packed else _MAX_STRIDE, _MAX_STRIDE)
+    limits = (TMA_MAX_STRIDE, _MAX_PACKED_ROW if packed else TMA_MAX_STRIDE, TMA_MAX_STRIDE)
     for axis, limit in enumerate(limits):
         stride = operand.strides[axis]
         if operand.shape[axis] > 1 and (stride % TMA_ALIGNMENT or not 0 <= stride < limit):

@@ -21,7 +21,7 @@ from cupyfa.copies import Copy, plan_copies, with_copies
 from cupyfa.errors import CompileError, HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.operand import LENGTHS, Addresses, Arrays, Geometry, Operand, host_addresses
+from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Geometry, Operand, host_addresses
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
 from cupyfa.packing import Packing, Planner, read_plan
@@ -151,6 +151,11 @@ def _geometry(array: Any) -> Geometry | None:
     return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
+def _geometry_of_bias(bias: Any) -> tuple[Any, ...]:
+    """As far as the kernel depends on it: TMA takes it only from where an address is a multiple of 16."""
+    return (bias.shape, bias.strides, bias.dtype, bias.data.device_id, bias.data.ptr % TMA_ALIGNMENT == 0)
+
+
 def prepare(
     arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None, unaligned: tuple[str, ...] = ()
 ) -> Prepared:
@@ -182,7 +187,9 @@ def prepare(
         )
     _check_types(cupy.ndarray, arrays)
     items = None if config is None else config_items(config)
-    geometries = tuple([_geometry(array) for array in arrays])
+    geometries = Arrays(*[_geometry(array) for array in arrays])
+    if arrays.bias is not None:
+        geometries = geometries._replace(bias=_geometry_of_bias(arrays.bias))
     return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice(), unaligned)
 
 
@@ -200,7 +207,7 @@ def prepare_there(arrays: Arrays[Any], options: Options, config: Config | None) 
         With the copies that a call would make.
     """
     prepared = prepare(arrays, options, False, config)
-    unaligned = check_alignment(_addresses(arrays, arrays.out, arrays.lse))
+    unaligned = check_alignment(prepared.problem, _addresses(arrays, arrays.out, arrays.lse))
     return prepare(arrays, options, False, config, unaligned) if unaligned else prepared
 
 
@@ -249,7 +256,7 @@ def _on_gpu(
     if lse is None and want_lse:
         lse = cupy.empty(problem.lse_shape, np.float32)
     addresses = _addresses(arrays, out, lse)
-    unaligned = check_alignment(addresses)
+    unaligned = check_alignment(problem, addresses)
     check_overlap(problem, addresses)
     if unaligned:
         prepared = prepare(arrays, options, want_lse, config, unaligned)
@@ -317,7 +324,7 @@ def _warm_under_capture() -> Iterator[None]:
 
 
 def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
-    q, k, v, _, _, sink, slopes, *lengths = arrays
+    q, k, v, _, _, sink, slopes, bias, *lengths = arrays
     return Addresses(
         q.data.ptr,
         k.data.ptr,
@@ -326,6 +333,7 @@ def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
         0 if lse is None else lse.data.ptr,
         0 if sink is None else sink.data.ptr,
         0 if slopes is None else slopes.data.ptr,
+        0 if bias is None else bias.data.ptr,
         *[0 if x is None else x.data.ptr for x in lengths],
     )
 
@@ -431,7 +439,7 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
         packed.attention(q, k, v, **lengths, **given, out=o)
     else:
         q, k, v, o = (x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in matrices)
-        online.attention(q, k, v, **given, out=o)
+        online.attention(q, k, v, **given, bias=arrays.bias, out=o)
     return out, lse
 
 

@@ -235,6 +235,7 @@ def prepare(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     layout: Layout = "BSHD",
     out: Any = None,
     lse: Any = None,
@@ -244,7 +245,7 @@ def prepare(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, out, lse
+    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, out, lse
         As for :func:`cupyfa.attention`.
     **device
         As for :func:`prepare_arrays`.
@@ -255,7 +256,7 @@ def prepare(
         Ready to launch.
     """
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    return prepare_arrays(Arrays(q, k, v, out, lse, sink, alibi_slopes), options, **device)
+    return prepare_arrays(Arrays(q, k, v, out, lse, sink, alibi_slopes, bias), options, **device)
 
 
 def prepare_arrays(
@@ -297,6 +298,8 @@ def prepare_arrays(
     device = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
     # Device 0: the rules for arrays on a GPU hold.
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
+    if operands.bias is not None and arrays.bias is not None:
+        operands = operands._replace(bias=dataclasses.replace(operands.bias, aligned=_is_aligned(arrays.bias)))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)
     selection = select(problem, device, config)
     out, lse, sink = arrays.out, arrays.lse, arrays.sink
@@ -320,7 +323,7 @@ def prepare_arrays(
         for name, x in passed.given().items()
         if name not in strided  # it may be no array that the device can have
     }
-    unaligned = check_alignment(Addresses(**(dict.fromkeys(strided, 0) | at)))
+    unaligned = check_alignment(problem, Addresses(**(dict.fromkeys(strided, 0) | at)))
     copies = plan_copies(problem, options.layout, unaligned, 0)
     copied = tuple(Copied(copy, getattr(passed, copy.name), np.empty(copy.size, np.uint8)) for copy in copies)
     for copy, _, memory in copied:
@@ -335,7 +338,7 @@ def prepare_arrays(
             shape=geometry.shape,
             strides=geometry.strides,
             box=(*geometry.box, *[1] * (len(geometry.shape) - 2)),
-            swizzle=128,
+            swizzle=geometry.swizzle,
         )
 
     at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
@@ -351,6 +354,15 @@ def prepare_arrays(
     return Prepared(
         problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter, planning, copied
     )
+
+
+def _is_aligned(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array will begin at a multiple of 16 bytes: whole arrays do, as those of CuPy."""
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    begins, whole_begins = (x.__array_interface__["data"][0] for x in (array, whole))
+    return int(begins - whole_begins) % 16 == 0
 
 
 class EmulatedAttention(NamedTuple):
@@ -380,6 +392,7 @@ def attention(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     layout: Layout = "BSHD",
     config: Config | None = None,
     arch: str = "sm_90a",
@@ -392,7 +405,7 @@ def attention(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
+    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, config
         As for :func:`cupyfa.attention`; NumPy arrays.
     arch : str
         A key of :data:`ARCHITECTURES`.
@@ -417,7 +430,7 @@ def attention(
     'clean'
     """
     checked = check_options(softmax_scale, causal, window_size, softcap, layout)
-    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes)
+    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes, bias=bias)
     prepared = prepare_arrays(arrays, checked, config=config, arch=arch, sms=sms)
     run = prepared.launch(policy=policy, seed=seed, **options)
     lse = cast("np.ndarray[Any, Any]", prepared.lse)  # not None: prepare makes one unless it is told not to

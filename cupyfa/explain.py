@@ -111,6 +111,7 @@ def explain(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     layout: Layout = "BSHD",
     config: Config | None = None,
     arch: str | None = None,
@@ -121,7 +122,7 @@ def explain(
     ----------
     q, k, v : array
         As for ``attention``; only their geometry is read, and with CuPy arrays their addresses.
-    softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout, config
+    softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, config
         As for ``attention``.
     arch : {"sm_90a"}, optional
         Explain the kernel that CuPy arrays of this geometry would get on an H200, whatever the arrays are and whatever
@@ -150,7 +151,7 @@ def explain(
     if arch not in (None, "sm_90a"):
         raise ValueError(f"explain: arch is {arch!r}; it must be 'sm_90a' or None")
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes)
+    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes, bias=bias)
     if arch is None and not isinstance(q, np.ndarray):
         return _explain_gpu(arrays, options, config)
     if config is not None:
@@ -208,4 +209,6 @@ def _options_of(problem: Problem) -> str:
     if problem.softcap is not None:
         parts.append(f"softcap {problem.softcap:g}")
     parts += [name for name in ("sink", "alibi_slopes") if getattr(problem, name) is not None]
+    if problem.bias is not None:
+        parts.append(f"bias {problem.bias.dtype}")
     return "".join(f", {part}" for part in parts)

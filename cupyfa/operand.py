@@ -15,6 +15,7 @@ __all__ = [
     "LAYOUTS",
     "LENGTHS",
     "TMA_ALIGNMENT",
+    "TMA_MAX_STRIDE",
     "Addresses",
     "Arrays",
     "Geometry",
@@ -32,6 +33,8 @@ LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 #: What the addresses and strides of a tensor map are multiples of, in bytes.
 TMA_ALIGNMENT = 16
+#: What the strides of a tensor map are below, in bytes.
+TMA_MAX_STRIDE = 2**40
 
 #: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
@@ -46,7 +49,7 @@ class Arrays(NamedTuple, Generic[T]):
 
     Attributes
     ----------
-    q, k, v, out, lse, sink, alibi_slopes
+    q, k, v, out, lse, sink, alibi_slopes, bias
         None for an array that was not passed.
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
         Likewise: lengths of packed sequences.
@@ -59,6 +62,7 @@ class Arrays(NamedTuple, Generic[T]):
     lse: T | None = None
     sink: T | None = None
     alibi_slopes: T | None = None
+    bias: T | None = None
     cu_seqlens_q: T | None = None
     cu_seqlens_k: T | None = None
     seqused_q: T | None = None
@@ -79,7 +83,7 @@ class Addresses(NamedTuple):
 
     Attributes
     ----------
-    q, k, v, out, lse, sink, alibi_slopes
+    q, k, v, out, lse, sink, alibi_slopes, bias
         0 for an empty array, and for one that was not passed.
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
         Likewise.
@@ -92,6 +96,7 @@ class Addresses(NamedTuple):
     lse: int = 0
     sink: int = 0
     alibi_slopes: int = 0
+    bias: int = 0
     cu_seqlens_q: int = 0
     cu_seqlens_k: int = 0
     seqused_q: int = 0
@@ -128,6 +133,8 @@ class Operand:
         Element type.
     device : int or None
         CUDA device, None for an array of NumPy.
+    aligned : bool
+        Whether it begins at a multiple of 16 bytes; only where a kernel may depend on that.
     """
 
     name: str
@@ -135,6 +142,7 @@ class Operand:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     device: int | None
+    aligned: bool = True
 
     @classmethod
     def contiguous(cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, device: int | None) -> Operand:

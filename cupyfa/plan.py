@@ -65,6 +65,8 @@ def plan_forward(
     # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a masked
     # score stays -inf, where -inf * 0 would be NaN. Capped scores are from -1 to 0.
     scale = abs(problem.softmax_scale) if problem.softcap is None else 2 * problem.softcap
+    bias_strides = (0, 0, 0, 0) if problem.bias is None else problem.bias.strides
+    bias_bytes = 1 if problem.bias is None else problem.bias.dtype.itemsize
     cols = traits["box_cols"]
     return ForwardLauncher(
         function=function,
@@ -79,9 +81,12 @@ def plan_forward(
         k=_tensor_map(problem, problem.k, (cols, traits["tile_n"])),
         v=_tensor_map(problem, problem.v, (cols, traits["tile_n"])),
         o=_tensor_map(problem, problem.out, (cols, traits["tile_m"])),
+        bias=_bias_map(problem.bias, traits) if problem.bias is not None and traits["bias_box_cols"] else None,
         lse_strides=(batch // 4, head // 4, row // 4),
         sink_stride=0 if problem.sink is None else problem.sink.strides[0] // 4,
         alibi_strides=(slope_batch // 4, slope_head // 4),
+        bias_strides=tuple(stride // bias_bytes for stride in bias_strides),
+        scale=max(scale, _SMALLEST_SCALE),
         scale_log2=max(scale * log2_e, _SMALLEST_SCALE),
         softcap_slope=0.0 if problem.softcap is None else 2 * log2_e * abs(problem.softmax_scale) / problem.softcap,
         softcap=problem.softcap or 0.0,
@@ -126,4 +131,17 @@ def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> Ten
         return TensorMapGeometry(problem.dtype.value, shape, (row, strides[2], row, 2**34 - row), box)
     return TensorMapGeometry(
         problem.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), box
+    )
+
+
+def _bias_map(bias: Operand, traits: dict[str, int]) -> TensorMapGeometry:
+    """Return the map of a bias: an axis along which it is the same for all has one index."""
+    batch, heads, seqlen_q, _ = (size if stride else 1 for size, stride in zip(bias.shape, bias.strides, strict=True))
+    strides = [stride or 16 for stride in bias.strides]
+    return TensorMapGeometry(
+        bias.dtype.name,
+        (bias.shape[3], seqlen_q, heads, batch),
+        (strides[2], strides[1], strides[0]),
+        (traits["bias_box_cols"], traits["bias_box_rows"]),
+        swizzle=0,
     )

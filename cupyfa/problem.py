@@ -10,9 +10,18 @@ import ml_dtypes
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Operand, overlaps_itself, share_memory
+from cupyfa.operand import (
+    LENGTHS,
+    TMA_ALIGNMENT,
+    TMA_MAX_STRIDE,
+    Addresses,
+    Arrays,
+    Operand,
+    overlaps_itself,
+    share_memory,
+)
 from cupyfa.options import Options
-from cupyfa.spec import DType
+from cupyfa.spec import Bias, DType
 
 __all__ = ["Problem", "check_alignment", "check_overlap", "check_workspace"]
 
@@ -70,6 +79,8 @@ class Problem:
         (heads_q,).
     alibi_slopes : Operand or None
         (batch, heads_q); one for all batches has a stride of 0.
+    bias : Operand or None
+        (batch, heads_q, seqlen_q, seqlen_k), with a stride of 0 along axes on which it is the same for all.
     packed : Packed or None
         None: sequences are equally long, and have an axis of their own.
     """
@@ -93,6 +104,7 @@ class Problem:
     lse: Operand | None
     sink: Operand | None
     alibi_slopes: Operand | None
+    bias: Operand | None
     packed: Packed | None = None
 
     @classmethod
@@ -127,7 +139,7 @@ class Problem:
         UnsupportedError
             The arguments are meaningful, but no kernel fits them.
         """
-        q, k, v, out, lse, sink, slopes, *_ = operands
+        q, k, v, out, lse, sink, slopes, bias, *_ = operands
         packed = _packed(operands, options)
         dtype = _check_dtypes(q, k, v)
         for operand in (q, k, v):
@@ -154,7 +166,9 @@ class Problem:
         if slopes is not None:
             _check_of_heads(slopes, {"(heads_q,)": (heads_q,), "(batch, heads_q)": (batch, heads_q)})
             slopes = slopes.broadcast_to((batch, heads_q))
-        checked = operands._replace(out=out, lse=lse, alibi_slopes=slopes, q=q, k=k, v=v)
+        if bias is not None:
+            bias = _check_bias(bias, (batch, heads_q, seqlen_q, k.shape[-3]), q.dtype, packed is not None)
+        checked = operands._replace(out=out, lse=lse, alibi_slopes=slopes, bias=bias, q=q, k=k, v=v)
         _check_devices(checked)
         if q.device is not None:
             _check_memory(current_device, checked)
@@ -182,6 +196,7 @@ class Problem:
             lse=lse,
             sink=sink,
             alibi_slopes=slopes,
+            bias=bias,
             packed=packed,
         )
 
@@ -194,6 +209,17 @@ class Problem:
     def window(self) -> float:
         """The most keys that a row sees by its window; infinite if a side is unbounded."""
         return math.inf if self.left is None or self.right is None else self.left + self.right + 1
+
+    @property
+    def bias_access(self) -> Bias:
+        """How a kernel gets at the bias: TMA has rules for strides and for where an array begins."""
+        if self.bias is None:
+            return Bias.NONE
+        *outer, row, key = self.bias.strides
+        adjacent = key == self.bias.dtype.itemsize or self.seqlen_k == 1
+        if not (self.bias.aligned and adjacent and all(_suits_tma(stride) for stride in (*outer, row))):
+            return Bias.GATHER
+        return Bias.TILE if row else Bias.ROW
 
     @property
     def max_seqlen_q(self) -> int:
@@ -213,11 +239,13 @@ class Problem:
         return 0 in (self.batch, self.seqlen_q, self.heads_q, self.seqlen_k)
 
 
-def check_alignment(addresses: Addresses) -> tuple[str, ...]:
+def check_alignment(problem: Problem, addresses: Addresses) -> tuple[str, ...]:
     """Check where the arrays begin.
 
     Parameters
     ----------
+    problem : Problem
+        The checked problem.
     addresses : Addresses
         Of all arrays.
 
@@ -229,14 +257,16 @@ def check_alignment(addresses: Addresses) -> tuple[str, ...]:
     Raises
     ------
     ValueError
-        An array of numbers with 32 bits is not aligned; every thread reads or writes it as it is.
+        An array that threads read or write where it is does not begin at a multiple of the size of its numbers.
     """
-    q, k, v, out, lse, sink, slopes, cu_q, cu_k, used_q, used_k = addresses
-    if (lse | sink | slopes | cu_q | cu_k | used_q | used_k) % 4:
+    q, k, v, out, lse, sink, slopes, bias, cu_q, cu_k, used_q, used_k = addresses
+    of_bias = 4 if problem.bias is None else problem.bias.dtype.itemsize
+    if (lse | sink | slopes | cu_q | cu_k | used_q | used_k) % 4 or bias % of_bias:
         for name, address in zip(addresses._fields, addresses, strict=True):
-            if name not in _MATRICES and address % 4:
+            alignment = of_bias if name == "bias" else 4
+            if name not in _MATRICES and address % alignment:
                 raise ValueError(
-                    f"attention: {name} begins at address {address:#x}; it must be a multiple of 4 bytes "
+                    f"attention: {name} begins at address {address:#x}; it must be a multiple of {alignment} bytes "
                     f"({'a new array' if name == 'lse' else 'a copy'} is aligned)"
                 )
     if (q | k | v | out) % TMA_ALIGNMENT:
@@ -268,6 +298,8 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
         inputs += ((problem.sink, addresses.sink),)
     if problem.alibi_slopes is not None:
         inputs += ((problem.alibi_slopes, addresses.alibi_slopes),)
+    if problem.bias is not None:
+        inputs += ((problem.bias, addresses.bias),)
     if problem.packed is not None:
         lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in LENGTHS)
         inputs += tuple((operand, address) for operand, address in lengths if operand is not None)
@@ -439,6 +471,23 @@ def _check_of_heads(operand: Operand, shapes: dict[str, tuple[int, ...]]) -> Non
         raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have {meanings}, {sizes}")
 
 
+def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], is_packed: bool) -> Operand:
+    """Check the bias, and return it with all axes: it repeats along those that it lacks, or has one index of."""
+    if is_packed:
+        raise UnsupportedError("attention: bias was passed with packed sequences; it is supported for batches only")
+    if bias.dtype not in (np.dtype(np.float32), dtype):
+        raise TypeError(f"attention: bias has dtype {bias.dtype}; it must be float32, or {dtype} as q")
+    rank = len(bias.shape)
+    fits = all(size in (1, full) for size, full in zip(bias.shape, shape[-rank:], strict=False))
+    if not 2 <= rank <= 4 or not fits:
+        raise ValueError(
+            f"attention: bias has shape {bias.shape}; it must have 2 to 4 axes and broadcast to (batch, heads_q, "
+            f"seqlen_q, seqlen_k), {shape}"
+        )
+    own = tuple(stride if size > 1 else 0 for stride, size in zip(bias.strides, bias.shape, strict=True))
+    return dataclasses.replace(bias, shape=shape, strides=(0,) * (4 - rank) + own)
+
+
 def _bounds(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int | None, int | None]:
     """Return the sides of the window that hide a key from a row; a causal mask stays one, whatever it hides."""
     left = None if options.left is None or options.left >= seqlen_k - 1 else options.left
@@ -473,6 +522,12 @@ def _check_memory(current_device: int | None, operands: Arrays[Operand]) -> None
             f"`with cupy.cuda.Device({q.device}):`"
         )
     for name, operand in operands.given().items():
-        misses = any(stride % 4 for stride, size in zip(operand.strides, operand.shape, strict=True) if size > 1)
-        if name not in _MATRICES and misses:
-            raise ValueError(f"attention: {name} has strides {operand.strides} bytes; they must be multiples of 4")
+        if name in _MATRICES:
+            continue
+        step = operand.dtype.itemsize
+        if any(stride % step for stride, size in zip(operand.strides, operand.shape, strict=True) if size > 1):
+            raise ValueError(f"attention: {name} has strides {operand.strides} bytes; they must be multiples of {step}")
+
+
+def _suits_tma(stride: int) -> bool:
+    return stride % TMA_ALIGNMENT == 0 and 0 <= stride < TMA_MAX_STRIDE

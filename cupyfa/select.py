@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyfa.errors import UnsupportedError
 from cupyfa.problem import Problem
-from cupyfa.spec import FwdSpec, Scheduler
+from cupyfa.spec import Bias, FwdSpec, Scheduler
 
 __all__ = ["CANDIDATES", "Candidate", "Config", "Device", "Selection", "Verdict", "config_items", "select"]
 
@@ -61,6 +61,17 @@ H200 = Device((9, 0), 132, 60 * 2**20)
 #: Options by another name than their field of a problem.
 _OPTION = {"left": "a window"}
 
+#: The biases that need tiles of their own: those that TMA copies take shared memory, the others registers.
+_NO_BIAS, _BIAS_16, _BIAS_32, _BIAS_GATHERED = "no bias", "a bias of 16 bits", "a bias of float32", "a gathered bias"
+
+
+def _kind_of_bias(problem: Problem) -> str:
+    if problem.bias is None:
+        return _NO_BIAS
+    if problem.bias_access is Bias.GATHER:
+        return _BIAS_GATHERED
+    return _BIAS_32 if problem.bias.dtype == np.float32 else _BIAS_16
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -76,6 +87,8 @@ class Candidate:
         The row is only for problems with at most so many query rows, or a window of at most so many keys.
     narrow : bool
         The row is only for windows of which blocks of 128 keys would cover a fifth more keys than its own.
+    bias : tuple of str
+        What biases the row is for.
     spills_with : tuple of tuple of str
         The row is not for problems that have all options of one of these: the kernel would not fit the registers.
     reason : str
@@ -91,6 +104,7 @@ class Candidate:
     max_seqlen_q: float = math.inf
     max_window: float = 0
     narrow: bool = False
+    bias: tuple[str, ...] = (_NO_BIAS,)
     spills_with: tuple[tuple[str, ...], ...] = ()
     reason: str
 
@@ -104,6 +118,8 @@ class Candidate:
         for name in ("head_dim", "head_dim_v"):
             if getattr(self, name) < getattr(problem, name):
                 return f"holds {name} up to {getattr(self, name)}, the problem has {getattr(problem, name)}"
+        if _kind_of_bias(problem) not in self.bias:
+            return f"is for {' or '.join(self.bias)}, the problem has {_kind_of_bias(problem)}"
         if problem.max_seqlen_q > self.max_seqlen_q and problem.window > self.max_window:
             return f"is for seqlen_q up to {self.max_seqlen_q}, or windows of up to {self.max_window} keys"
         if self.narrow and self._keys(problem, 128) < 1.2 * self._keys(problem, self.tile_n):
@@ -137,6 +153,8 @@ class Candidate:
             sink=problem.sink is not None,
             softcap=problem.softcap is not None,
             alibi=problem.alibi_slopes is not None,
+            bias=problem.bias_access,
+            bias_float32=problem.bias is not None and problem.bias.dtype == np.float32,
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
             three_stage=False,
@@ -250,6 +268,126 @@ CANDIDATES = (
         q_stages=1,
         reason="O, S and two P just fit the registers",
     ),
+    Candidate(
+        head_dim=64,
+        head_dim_v=64,
+        tile_m=128,
+        tile_n=128,
+        stages=2,
+        q_stages=3,
+        bias=(_BIAS_16,),
+        reason="with three warpgroups, the producer's registers do not hold one more ring",
+    ),
+    Candidate(
+        head_dim=64,
+        head_dim_v=64,
+        tile_m=128,
+        tile_n=64,
+        stages=3,
+        q_stages=3,
+        bias=(_BIAS_32,),
+        reason="memory is the limit: three blocks of the bias are under way",
+    ),
+    Candidate(
+        head_dim=64,
+        head_dim_v=64,
+        tile_m=128,
+        tile_n=64,
+        stages=4,
+        q_stages=3,
+        bias=(_BIAS_GATHERED,),
+        reason="the most keys without spills",
+    ),
+    Candidate(
+        head_dim=128,
+        head_dim_v=128,
+        tile_m=128,
+        tile_n=96,
+        stages=2,
+        q_stages=2,
+        bias=(_BIAS_16,),
+        reason="the most keys that two stages of K, V and the bias leave room for beside two Q",
+    ),
+    Candidate(
+        head_dim=128,
+        head_dim_v=128,
+        tile_m=128,
+        tile_n=64,
+        stages=2,
+        q_stages=2,
+        bias=(_BIAS_32,),
+        reason="the most keys that two stages of K, V and the bias leave room for beside two Q",
+    ),
+    Candidate(
+        head_dim=128,
+        head_dim_v=128,
+        tile_m=128,
+        tile_n=64,
+        stages=3,
+        q_stages=2,
+        bias=(_BIAS_GATHERED,),
+        reason="the most keys without spills",
+    ),
+    Candidate(
+        head_dim=192,
+        head_dim_v=128,
+        tile_m=128,
+        tile_n=96,
+        stages=2,
+        q_stages=1,
+        bias=(_BIAS_16,),
+        reason="the most keys that two stages of K, V and the bias leave room for",
+    ),
+    Candidate(
+        head_dim=192,
+        head_dim_v=192,
+        tile_m=128,
+        tile_n=80,
+        stages=2,
+        q_stages=1,
+        bias=(_BIAS_16,),
+        reason="the most keys that two stages of K, V and the bias leave room for",
+    ),
+    Candidate(
+        head_dim=192,
+        head_dim_v=192,
+        tile_m=128,
+        tile_n=64,
+        stages=2,
+        q_stages=1,
+        bias=(_BIAS_32,),
+        reason="the most keys that two stages of K, V and the bias leave room for",
+    ),
+    Candidate(
+        head_dim=192,
+        head_dim_v=192,
+        tile_m=128,
+        tile_n=64,
+        stages=2,
+        q_stages=2,
+        bias=(_BIAS_GATHERED,),
+        reason="the most keys without spills",
+    ),
+    Candidate(
+        head_dim=256,
+        head_dim_v=256,
+        tile_m=128,
+        tile_n=48,
+        stages=2,
+        q_stages=1,
+        bias=(_BIAS_16, _BIAS_32),
+        reason="the most keys that two stages of K, V and the bias leave room for",
+    ),
+    Candidate(
+        head_dim=256,
+        head_dim_v=256,
+        tile_m=128,
+        tile_n=32,
+        stages=2,
+        q_stages=1,
+        bias=(_BIAS_GATHERED,),
+        reason="the most keys without spills",
+    ),
 )
 
 
@@ -340,7 +478,7 @@ def _reason(row: Candidate, best: Candidate, problem: Problem) -> str:
 _SWITCHES = ("overlap", "three_stage", "speculative", "pingpong", "warp_specialized", "longest_first", "setmaxnreg")
 _SIZES = {
     "tile_m": (64, 128, 192),
-    "tile_n": (64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
+    "tile_n": (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
     "stages": range(1, 9),
     "q_stages": range(1, 9),
     "rescale_threshold": range(9),  # P reaches 2**8, and its sum over a row no more than float32 holds
@@ -408,12 +546,12 @@ def _listed(fields: Config) -> str:
 
 def _check_combination(spec: FwdSpec) -> None:
     """Refuse what the schedule cannot do; what exceeds shared memory is refused by the compiler."""
-    if spec.varlen or spec.window or spec.softcap or spec.alibi:
+    if spec.varlen or spec.window or spec.softcap or spec.alibi or spec.bias is not Bias.NONE:
         for name, value in (("warp_specialized", False), ("three_stage", True)):
             if getattr(spec, name) is value:
                 raise ValueError(
                     f"attention: config has {name}={value}; that kernel is for comparisons, and has no packed "
-                    f"sequences, no left side of a window, no softcap and no ALiBi: set {name}={not value}"
+                    f"sequences, no left side of a window, no softcap, no ALiBi and no bias: set {name}={not value}"
                 )
     if not spec.warp_specialized:
         needed = {"stages": max(2, spec.stages)} | _UNSPECIALIZED

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from typing import ClassVar
 
-__all__ = ["DType", "FwdSpec", "PlanSpec", "Scheduler", "Spec"]
+__all__ = ["Bias", "DType", "FwdSpec", "PlanSpec", "Scheduler", "Spec"]
 
 
 class DType(enum.Enum):
@@ -19,6 +19,15 @@ class DType(enum.Enum):
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class Bias(enum.Enum):
+    """How the additive bias of scores reaches the kernel's threads."""
+
+    NONE = "none"
+    TILE = "tile"
+    ROW = "row"
+    GATHER = "gather"
 
 
 class Scheduler(enum.Enum):
@@ -70,6 +79,11 @@ class FwdSpec:
         Scores are capped by a hyperbolic tangent.
     alibi : bool
         Scores fall with the distance between query and key.
+    bias : Bias
+        Whether there is an additive bias, and whether TMA copies it by blocks, or by rows that all queries share, or
+        each thread loads its own elements.
+    bias_float32 : bool
+        The bias is float32; otherwise of `dtype`.
     negate_scores : bool
         ``softmax_scale`` is negative.
     overlap : bool
@@ -103,9 +117,10 @@ class FwdSpec:
     --------
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
-    ...     varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, negate_scores=False,
-    ...     overlap=True, three_stage=False, speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=False,
-    ...     warp_specialized=True, scheduler=Scheduler.DYNAMIC, longest_first=True, setmaxnreg=True,
+    ...     varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, bias=Bias.NONE,
+    ...     bias_float32=False, negate_scores=False, overlap=True, three_stage=False, speculative=True,
+    ...     rescale_threshold=0, exp2_fma=0, pingpong=False, warp_specialized=True, scheduler=Scheduler.DYNAMIC,
+    ...     longest_first=True, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:69]
     'cupyfa::hopper::forward<cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat1'
@@ -124,6 +139,8 @@ class FwdSpec:
     sink: bool
     softcap: bool
     alibi: bool
+    bias: Bias
+    bias_float32: bool
     negate_scores: bool
     overlap: bool
     three_stage: bool
@@ -158,10 +175,12 @@ class FwdSpec:
     def __str__(self) -> str:
         """Return the spec on one short line, for tables and error messages."""
         names = (
-            *("varlen", "causal", "window", "sink", "softcap", "alibi", "negate_scores"),
+            *("varlen", "causal", "window", "sink", "softcap", "alibi", "bias_float32", "negate_scores"),
             *("overlap", "three_stage", "speculative", "pingpong", "setmaxnreg"),
         )
         switches = [name for name in names if getattr(self, name)]
+        if self.bias is not Bias.NONE:
+            switches.append(f"bias {self.bias.value}")
         numbers = ("rescale_threshold", "exp2_fma")
         switches += [f"{name} {getattr(self, name)}" for name in numbers if getattr(self, name)]
         switches += [f"not {name}" for name in ("warp_specialized", "longest_first") if not getattr(self, name)]

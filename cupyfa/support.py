@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["support_table"]
 _DTYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _SEQLENS = (8192, 512)
 _WINDOWS = ((4096, 0), (128, 0), (64, 64))
+_BIASES = ("of float32", "as q", "gathered")  # the last is one of float32 that TMA does not take
 #: Calls of each column; True stands for an array with a number for each head.
 _COLUMNS: dict[str, list[dict[str, Any]]] = {
     "no mask, causal": [{}, {"causal": True}],
@@ -30,6 +32,10 @@ _COLUMNS: dict[str, list[dict[str, Any]]] = {
         {"window_size": window, "sink": True, "softcap": 30.0, "alibi_slopes": True} for window in _WINDOWS
     ],
 }
+_COLUMNS["bias, with any of them"] = [
+    call | {"bias": bias} for calls in tuple(_COLUMNS.values()) for call in calls for bias in _BIASES
+]
+_OF_HEADS = {"sink", "alibi_slopes"}
 _DEVICES = {
     "sm_90 (Hopper: H100, H200)": H200,
     "sm_100 (Blackwell: B200)": Device((10, 0), 148, 126 * 2**20),
@@ -48,8 +54,8 @@ def support_table() -> str:
 
     Examples
     --------
-    >>> print(support_table().splitlines()[3])
-    | up to 128 | float16, bfloat16 | 128x128 | 128x128 | 128x128, 128x64 | 128x128 | 128x128 | 128x112, 128x64 |
+    >>> print(support_table().splitlines()[6])
+    | up to 256 | float16, bfloat16 | 128x64 | 128x64 | 128x64 | 128x64 | 128x64 | 128x64 | 128x48, 128x32 |
     """
     head = ("head_dim", "types", *_COLUMNS)
     lines = [_row(head), _row(["---"] * len(head))]
@@ -76,13 +82,17 @@ def _name(head_dim: int, head_dim_v: int) -> str:
 
 def _tiles(device: Device, sizes: tuple[int, int], dtype: Any, call: dict[str, Any]) -> list[str]:
     """Return the tiles of a call for long and for short sequences; none where there is no kernel."""
-    options = {name: value for name, value in call.items() if value is not True or name == "causal"}
+    options = {name: value for name, value in call.items() if name not in _OF_HEADS | {"bias"}}
     tiles = []
     for seqlen in _SEQLENS:
         shapes = {"q": (1, seqlen, 8, sizes[0]), "k": (1, seqlen, 8, sizes[0]), "v": (1, seqlen, 8, sizes[1])}
         operands = {name: Operand.contiguous(name, shape, dtype, 0) for name, shape in shapes.items()}
-        for name in call.keys() - options.keys():
+        for name in _OF_HEADS & call.keys():
             operands[name] = Operand.contiguous(name, (8,), np.float32, 0)
+        if "bias" in call:
+            of_bias = dtype if call["bias"] == "as q" else np.float32
+            bias = Operand.contiguous("bias", (seqlen, seqlen), of_bias, 0)
+            operands["bias"] = dataclasses.replace(bias, aligned=call["bias"] != "gathered")
         try:
             checked = check_options(**options)
             problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)

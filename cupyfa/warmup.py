@@ -18,7 +18,19 @@ from cupyfa.spec import PlanSpec, Spec
 
 __all__ = ["warmup"]
 
-_ARGUMENTS = ("q", "k", "v", "dtype", "sink", "alibi_slopes", "sequences", "max_seqlen_q", "config")
+_ARGUMENTS = (
+    "q",
+    "k",
+    "v",
+    "dtype",
+    "sink",
+    "alibi_slopes",
+    "bias",
+    "bias_dtype",
+    "sequences",
+    "max_seqlen_q",
+    "config",
+)
 
 
 def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, progress: bool = True) -> list[Spec]:
@@ -31,8 +43,9 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
     calls : iterable of Mapping
         The keyword arguments of :func:`cupyfa.attention`, with shapes in place of arrays: ``q``, ``k``, and ``v`` if it
         is not that of ``k``; ``dtype``, one for all of them; ``sink=True`` and ``alibi_slopes=True`` where there will
-        be such an array. ``out`` and ``lse`` do not matter. For :func:`cupyfa.attention_varlen` the shapes have three
-        axes, and ``sequences`` says how many there will be; any other number needs the same kernels.
+        be such an array; ``bias``, a shape, and ``bias_dtype`` if that is not float32. ``out`` and ``lse`` do not
+        matter. For :func:`cupyfa.attention_varlen` the shapes have three axes, and ``sequences`` says how many there
+        will be; any other number needs the same kernels.
     workers : int, optional
         How many kernels are compiled at a time; by default as many as there are processors.
     progress : bool
@@ -103,6 +116,8 @@ def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, 
     for name in ("sink", "alibi_slopes"):
         if call.get(name):
             operands[name] = Operand.contiguous(name, (heads,), np.float32, 0)
+    if call.get("bias") is not None:
+        operands["bias"] = Operand.contiguous("bias", tuple(call["bias"]), call.get("bias_dtype", np.float32), 0)
     problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)
     config: Config | None = call.get("config")
     spec = select(problem, device, config).spec

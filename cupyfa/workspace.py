@@ -28,6 +28,7 @@ def workspace_size(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     layout: Layout = "BSHD",
     out: Any = None,
     config: Config | None = None,
@@ -41,7 +42,7 @@ def workspace_size(
         read in place is copied into the workspace.
     cu_seqlens_q, cu_seqlens_k : array, optional
         Of packed sequences; without them, the call is one of ``attention``.
-    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, layout
+    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout
         As for the call.
     out : array, optional
         As for the call, if it is passed there; a new one needs no copy.
@@ -69,5 +70,5 @@ def workspace_size(
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
     options = options._replace(max_seqlen_q=check_max_seqlen("max_seqlen_q", max_seqlen_q))
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    arrays = Arrays(q, k, v, out, None, sink, alibi_slopes, *lengths)
+    arrays = Arrays(q, k, v, out, None, sink, alibi_slopes, bias, *lengths)
     return prepare_there(arrays, options, config).workspace_bytes

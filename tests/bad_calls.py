@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ GOOD: dict[str, tuple[tuple[int, ...], Any]] = {
     "lse": ((1, 4, 4), np.float32),
     "sink": ((4,), np.float32),
     "alibi_slopes": ((4,), np.float32),
+    "bias": ((1, 4, 4, 6), np.float32),
 }
 
 
@@ -186,6 +188,8 @@ RATIO = r"; softmax_scale / softcap must be at most 1\.179e\+38$"
 FLOAT32 = r"; it must be float32$"
 OF_HEADS = r"; it must have \(heads_q,\), \(4,\)$"
 OF_BATCH = r"; it must have \(heads_q,\) or \(batch, heads_q\), \(4,\) or \(1, 4\)$"
+OF_SCORES = r"; it must have 2 to 4 axes and broadcast to \(batch, heads_q, seqlen_q, seqlen_k\), \(1, 4, 4, 6\)$"
+OF_BIAS = r"; it must be float32, or float16 as q$"
 DIMS = r"; supported are the multiples of 8 from 8 to 256$"
 
 BAD_CALLS: tuple[BadCall, ...] = (
@@ -219,6 +223,10 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("out-on-host", on_host("out"), TypeError, r"out is a numpy\.ndarray but q is a cupy", Where.CUPY),
     BadCall("lse-on-host", on_host("lse"), TypeError, r"lse is a numpy\.ndarray but q is a cupy", Where.CUPY),
     BadCall("sink-on-host", on_host("sink"), TypeError, r"sink is a numpy\.ndarray but q is a cupy", Where.CUPY),
+    BadCall("bias-list", replace(bias=[[0.0] * 6] * 4), TypeError, "bias is a list" + MIXED),
+    BadCall("bias-float", replace(bias=0.0), TypeError, "bias is a float" + MIXED),
+    BadCall("bias-foreign", foreign("bias"), TypeError, r"bias is a \w+\.Foreign" + MIXED),
+    BadCall("bias-on-host", on_host("bias"), TypeError, r"bias is a numpy\.ndarray but q is a", Where.CUPY),
     BadCall(
         "slopes-on-host", on_host("alibi_slopes"), TypeError, r"alibi_slopes is a numpy\.ndarray but q is a", Where.CUPY
     ),
@@ -263,6 +271,16 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "slopes-float64", retyped("alibi_slopes", np.float64), TypeError, "alibi_slopes has dtype float64" + FLOAT32
     ),
     BadCall("slopes-bool", retyped("alibi_slopes", np.bool_), TypeError, "alibi_slopes has dtype bool" + FLOAT32),
+    BadCall("bias-bfloat16", retyped("bias", BF16), TypeError, "bias has dtype bfloat16" + OF_BIAS),
+    BadCall("bias-float64", retyped("bias", np.float64), TypeError, "bias has dtype float64" + OF_BIAS),
+    BadCall("bias-bool", retyped("bias", np.bool_), TypeError, "bias has dtype bool" + OF_BIAS),
+    BadCall("bias-int32", retyped("bias", np.int32), TypeError, "bias has dtype int32" + OF_BIAS),
+    BadCall(
+        "bias-float16-of-bfloat16",
+        lambda xp: qkv(xp, dtype=BF16) | {"bias": zeros(xp, (4, 6), np.float16)},
+        TypeError,
+        "bias has dtype float16; it must be float32, or bfloat16 as q$",
+    ),
     # Ranks
     BadCall("q-0d", shaped("q", ()), ValueError, r"q has 0 axes, shape \(\)" + AXES),
     BadCall("q-1d", shaped("q", (16,)), ValueError, r"q has 1 axes, shape \(16,\)" + AXES),
@@ -324,6 +342,24 @@ BAD_CALLS: tuple[BadCall, ...] = (
     BadCall("slopes-turned", shaped("alibi_slopes", (4, 1)), ValueError, r"alibi_slopes has shape \(4, 1\)" + OF_BATCH),
     BadCall(
         "slopes-3d", shaped("alibi_slopes", (1, 4, 1)), ValueError, r"alibi_slopes has shape \(1, 4, 1\)" + OF_BATCH
+    ),
+    # Of each score
+    *(
+        BadCall(
+            f"bias-{name}", shaped("bias", shape), ValueError, rf"bias has shape {re.escape(str(shape))}" + OF_SCORES
+        )
+        for name, shape in {
+            "0d": (),
+            "1d": (6,),
+            "5d": (1, 1, 4, 4, 6),
+            "turned": (6, 4),
+            "of-kv": (2, 4, 6),
+            "batch": (2, 4, 4, 6),
+            "rows": (3, 6),
+            "keys": (4, 5),
+            "of-scores-in-bshd": (1, 4, 6, 4),
+            "no-keys": (4, 0),
+        }.items()
     ),
     BadCall(
         "slopes-one-batch-of-two",
@@ -420,6 +456,9 @@ BAD_CALLS: tuple[BadCall, ...] = (
         ValueError,
         "out shares memory with alibi_slopes" + SHARES,
     ),
+    BadCall("out-in-bias", overlapping("out", "bias", 184), ValueError, "out shares memory with bias" + SHARES),
+    BadCall("lse-in-bias", overlapping("lse", "bias", 95), ValueError, "lse shares memory with bias" + SHARES),
+    BadCall("bias-in-lse", overlapping("bias", "lse", 15), ValueError, "lse shares memory with bias" + SHARES),
     BadCall("out-read-only", read_only("out"), ValueError, "out is read-only; it must be writable$", Where.NUMPY),
     BadCall("lse-read-only", read_only("lse"), ValueError, "lse is read-only; it must be writable$", Where.NUMPY),
     # Options
@@ -611,6 +650,28 @@ BAD_CALLS: tuple[BadCall, ...] = (
         shifted("alibi_slopes", 1),
         ValueError,
         "alibi_slopes" + ALIGNED.format("a copy"),
+        Where.GPU_RULES,
+    ),
+    BadCall("bias-address", shifted("bias", 2), ValueError, "bias" + ALIGNED.format("a copy"), Where.GPU_RULES),
+    BadCall(
+        "bias-odd-strides",
+        strided("bias", (4, 6), (26, 4)),
+        ValueError,
+        r"bias has strides \(0, 0, 26, 4\) bytes; they must be multiples of 4$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "bias-odd-strides-16",
+        lambda xp: qkv(xp) | {"bias": as_strided(zeros(xp, (64,)), (4, 6), (15, 2))},
+        ValueError,
+        r"bias has strides \(0, 0, 15, 2\) bytes; they must be multiples of 2$",
+        Where.GPU_RULES,
+    ),
+    BadCall(
+        "bias-reversed-odd-strides",
+        seen_as("bias", lambda x: as_strided(x[40:], (4, 6), (-26, 4)), (64,)),
+        ValueError,
+        r"bias has strides \(0, 0, -26, 4\) bytes; they must be multiples of 4$",
         Where.GPU_RULES,
     ),
     BadCall(

@@ -27,6 +27,8 @@ def make_problem(
     softcap: float | None = None,
     sink: bool | Operand = False,
     alibi: bool | Operand = False,
+    bias: tuple[int, ...] | Operand | None = None,
+    bias_dtype: Any = np.float32,
     scale: float | None = None,
     layout: Layout = "BSHD",
     padding: int = 0,
@@ -45,6 +47,8 @@ def make_problem(
             return Operand.contiguous(name, (heads_q,), np.float32, 0)
         return given or None
 
+    if isinstance(bias, tuple):
+        bias = Operand.contiguous("bias", bias, bias_dtype, 0)
     operands = Arrays(
         operand("q", seqlen_q, heads_q),
         operand("k", seqlen_k, heads_kv),
@@ -52,6 +56,7 @@ def make_problem(
         lse=lse,
         sink=of_heads("sink", sink),
         alibi_slopes=of_heads("alibi_slopes", alibi),
+        bias=bias,
     )
     options = check_options(scale, causal, window_size, softcap, layout)
     return Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)

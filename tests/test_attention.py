@@ -291,6 +291,71 @@ def test_slopes_may_differ_by_batch() -> None:
     assert same_bits(shared, attention(q, k, v, alibi_slopes=np.broadcast_to(slopes[0], (2, 4))))
 
 
+def test_a_bias_is_added_to_the_scores() -> None:
+    q, k, v = inputs()
+    bias = random_array((2, 4, 33, 50), np.float32, 5)
+    out, lse = attention(q, k, v, softmax_scale=-0.2, bias=bias, return_lse=True)
+    Q, K, V = (x.astype(np.float32) for x in (q, np.repeat(k, 2, axis=2), np.repeat(v, 2, axis=2)))
+    logits = -0.2 * np.einsum("bihd,bjhd->bhij", Q, K) + bias
+    weights = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    assert np.allclose(lse, np.logaddexp.reduce(logits, axis=-1), rtol=1e-5, atol=1e-5)
+    assert close(out, np.einsum("bhij,bjhd->bihd", weights, V))
+
+
+def test_a_bias_by_another_name() -> None:
+    """As slopes, as a mask, as a shift of all scores, as nothing."""
+    q, k, v = inputs()
+    slopes = np.array([0.5, 0.25, 0.0, 1.0], np.float32)
+    distance = np.abs(np.arange(33)[:, None] + 17 - np.arange(50)).astype(np.float32)
+    by_slopes = attention(q, k, v, alibi_slopes=slopes, return_lse=True)
+    by_bias = attention(q, k, v, bias=-slopes[:, None, None] * distance, return_lse=True)
+    assert close(by_bias.out, by_slopes.out)
+    assert np.allclose(by_bias.lse, by_slopes.lse, rtol=1e-5)
+    plain = attention(q, k, v, causal=True, return_lse=True)
+    hidden = np.where(np.arange(50) > np.arange(33)[:, None] + 17, -np.inf, 0).astype(np.float16)
+    shifted = attention(q, k, v, bias=hidden.astype(q.dtype) + q.dtype.type(3), return_lse=True)
+    assert close(shifted.out, plain.out)
+    assert np.allclose(shifted.lse, plain.lse + 3, rtol=1e-5)
+
+
+BIAS = random_array((2, 4, 33, 50), np.float32, 6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize(
+    "index",
+    [np.s_[:1], np.s_[:, :1], np.s_[:, :, :1], np.s_[..., :1], np.s_[0], np.s_[0, 0], np.s_[0, 0, :1, :1]],
+    ids=str,
+)
+def test_a_bias_is_broadcast(index: Any, dtype: Any) -> None:
+    q, k, v = inputs()
+    bias = BIAS[index].astype(dtype)
+    expected = attention(q, k, v, bias=np.broadcast_to(bias, (2, 4, 33, 50)).copy(), return_lse=True)
+    out, lse = attention(q, k, v, bias=bias, return_lse=True)
+    assert same_bits(out, expected.out)
+    assert same_bits(lse, expected.lse)
+
+
+def test_a_bias_in_any_place() -> None:
+    """C43: NumPy arrays have no rules."""
+    q, k, v = inputs()
+    expected = attention(q, k, v, bias=BIAS)
+    wide = np.zeros((2, 4, 40, 101), np.float32)
+    wide[..., 3:36, 1::2] = BIAS
+    turned = np.ascontiguousarray(BIAS.transpose(3, 1, 0, 2)).transpose(2, 1, 3, 0)
+    backwards = BIAS[:, :, ::-1, ::-1].copy()[:, :, ::-1, ::-1]
+    unaligned = np.zeros(BIAS.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(BIAS.shape)
+    unaligned[...] = BIAS
+    unaligned.flags.writeable = False
+    for bias in (wide[..., 3:36, 1::2], turned, backwards, unaligned):
+        assert same_bits(attention(q, k, v, bias=bias), expected)
+
+
+def test_a_masked_bias_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^attention: masked arrays are not supported; pass plain numpy\.ndarray$"):
+        attention(*inputs(), bias=np.ma.zeros((33, 50), np.float32))
+
+
 def test_arrays_of_heads_in_any_place() -> None:
     """NumPy arrays have no rules: backwards, in steps, unaligned, read-only."""
     q, k, v = inputs()
@@ -308,6 +373,7 @@ OPTIONS: dict[str, Any] = {
     "softcap": 3.0,
     "sink": np.array([0.5, -1, 2, -np.inf], np.float32),
     "alibi_slopes": np.array([0.5, 0.25, 0, 1], np.float32),
+    "bias": BIAS[0],
 }
 
 
@@ -336,10 +402,11 @@ def test_masked_arrays_of_heads_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "shape", [{"seqlen_k": 0}, {"batch": 0}, {"seqlen_q": 0}, {"heads_q": 0, "heads_kv": 0}], ids=str
 )
-def test_empty_axes_with_a_sink(shape: dict[str, int]) -> None:
+def test_empty_axes_with_a_sink_and_a_bias(shape: dict[str, int]) -> None:
     q, k, v = inputs(**shape)
     sink = np.array([0.5, -1, 2, -np.inf], np.float32)[: q.shape[2]]
-    out, lse = attention(q, k, v, sink=sink, window_size=(3, 3), return_lse=True)
+    bias = np.zeros((q.shape[1], k.shape[1]), np.float32)
+    out, lse = attention(q, k, v, sink=sink, bias=bias, window_size=(3, 3), return_lse=True)
     assert not out.any()
     np.testing.assert_array_equal(lse, np.broadcast_to(sink[:, None], lse.shape))
 
@@ -369,10 +436,10 @@ def test_first_row_of_a_causal_square_is_the_first_value() -> None:
 
 def test_signature() -> None:
     parameters = inspect.signature(attention).parameters
-    options = ("softmax_scale", "causal", "window_size", "softcap", "sink", "alibi_slopes", "layout")
+    options = ("softmax_scale", "causal", "window_size", "softcap", "sink", "alibi_slopes", "bias", "layout")
     names = ("q", "k", "v", *options, "return_lse", "out", "lse", "workspace", "backend", "config")
     assert tuple(parameters) == names
-    assert [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()] == [False] * 3 + [True] * 13
+    assert [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()] == [False] * 3 + [True] * 14
     overloads = typing.get_overloads(attention)
     assert len(overloads) == 2
     assert all(tuple(inspect.signature(overload).parameters) == names for overload in overloads)

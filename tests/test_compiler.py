@@ -25,7 +25,7 @@ from cupyfa._launch import unpack_traits
 from cupyfa.compiler import CUPY_OPTIONS, Compiled, PtxasReport, check_versions, compile_offline, first_error, options
 from cupyfa.select import CANDIDATES, H200, Candidate, select
 from cupyfa.sources import amalgamate
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 SHARED_BYTES = 227 * 1024
 REGISTERS = 65_536
@@ -43,6 +43,8 @@ def spec_of(row: Candidate, *, dtype: DType, causal: bool, negate_scores: bool =
     return dataclasses.replace(row.spec(problem), **config)
 
 
+#: Rows of problems without a bias.
+UNBIASED = [row for row in CANDIDATES if "no bias" in row.bias]
 #: Rows that problems without options take. Beside them, kernels for comparisons are compiled.
 PLAIN = [
     row
@@ -55,13 +57,13 @@ PLAIN = [
 WIDE = next(row for row in PLAIN if row.head_dim == 128)
 TABLE = [
     spec_of(row, dtype=dtype, causal=causal, negate_scores=negate)
-    for row, causal in itertools.product(CANDIDATES, (False, True))
+    for row, causal in itertools.product(UNBIASED, (False, True))
     for dtype, negate in ((DType.FLOAT16, False), (DType.BFLOAT16, False), (DType.BFLOAT16, True))
 ]
 #: head_dims that are not the largest of their row.
 PADDED = [
     dataclasses.replace(spec_of(row, dtype=DType.BFLOAT16, causal=True), head_dim=row.head_dim - 32, head_dim_v=columns)
-    for row in CANDIDATES
+    for row in UNBIASED
     for columns in {row.head_dim_v, row.head_dim_v - 32}
 ]
 #: Beside it, what the kernel without a producer needs.
@@ -124,10 +126,33 @@ WITH_OPTIONS = [
     dataclasses.replace(
         spec_of(row, dtype=dtype, causal=False, negate_scores=dtype is DType.BFLOAT16), **fitting(row, values)
     )
-    for i, row in enumerate(CANDIDATES)
+    for i, row in enumerate(UNBIASED)
     for values, dtype in zip(
         [*COMBINATIONS, *(MORE_COMBINATIONS if row.spills_with else [])],
         itertools.islice(itertools.cycle(DType), i, None),
+        strict=False,
+    )
+]
+#: How a kernel gets at a bias of each kind, and whether that is float32.
+ACCESSES = {
+    "a bias of 16 bits": [(Bias.TILE, False), (Bias.ROW, False)],
+    "a bias of float32": [(Bias.TILE, True), (Bias.ROW, True)],
+    "a gathered bias": [(Bias.GATHER, False), (Bias.GATHER, True)],
+}
+#: Rows for a bias with none and with some of the options, and with all: the most that registers have to hold.
+BIASED = [
+    dataclasses.replace(
+        spec_of(row, dtype=dtype, causal=False),
+        bias=access,
+        bias_float32=is_float32,
+        **dict(zip(OPTIONS, values, strict=True)),
+    )
+    for row in CANDIDATES
+    for kind in row.bias
+    for access, is_float32 in ACCESSES.get(kind, [])
+    for values, dtype in zip(
+        [(False,) * 5, (True, False, False, False, False), (True, True, True, False, False), (True,) * 5],
+        itertools.cycle(DType),
         strict=False,
     )
 ]
@@ -138,8 +163,8 @@ COMPARED = [
 ]
 #: With 168 registers a thread, a speculative kernel for 192 rows keeps one of them in memory, outside of loops.
 TIGHT = {spec for spec in UNSPECIALIZED_ALL if spec.tile_m == 192 and spec.speculative}
-WITHOUT_SPILLS = {*TABLE, *PADDED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *COMPARED} - TIGHT
-SPECS = list(dict.fromkeys([*TABLE, *PADDED, *SWITCHED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *COMPARED]))
+WITHOUT_SPILLS = {*TABLE, *PADDED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *BIASED, *COMPARED} - TIGHT
+SPECS = list(dict.fromkeys([*TABLE, *PADDED, *SWITCHED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *BIASED, *COMPARED]))
 
 
 @functools.cache
@@ -171,6 +196,11 @@ def test_kernel_compiles_clean(spec: FwdSpec) -> None:
     assert ("setmaxnreg" in kernel.ptx) == spec.setmaxnreg
     assert 0 < traits["shared_bytes"] <= SHARED_BYTES
     assert (traits["tile_m"], traits["tile_n"], traits["cluster_size"]) == (spec.tile_m, spec.tile_n, 1)
+    boxes = {
+        Bias.TILE: (spec.tile_n + 8, spec.tile_m),  # no two of the eight rows of a load begin in the same bank
+        Bias.ROW: (-(-spec.tile_n // 64) * 64, 1),
+    }
+    assert (traits["bias_box_cols"], traits["bias_box_rows"]) == boxes.get(spec.bias, (0, 0))
     assert traits["persistent"] == (spec.scheduler is not Scheduler.ONE_TILE)
     assert traits["dynamic"] == (spec.scheduler is Scheduler.DYNAMIC)
     assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
@@ -178,7 +208,7 @@ def test_kernel_compiles_clean(spec: FwdSpec) -> None:
     assert kernel.symbol in kernel.ptx
 
 
-@pytest.mark.parametrize("row", CANDIDATES, ids=lambda row: f"{row.name}-{row.tile_m}x{row.tile_n}")
+@pytest.mark.parametrize("row", UNBIASED, ids=lambda row: f"{row.name}-{row.tile_m}x{row.tile_n}")
 def test_options_are_compiled_in_pairs(row: Candidate) -> None:
     """Each row has every pair of values of two options, but for those that it has no registers for."""
     tile = (row.head_dim, row.head_dim_v, row.tile_m, row.tile_n)
@@ -470,6 +500,14 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
             for name in ("varlen", "window", "softcap", "alibi")
             for config in (UNSPECIALIZED, {"three_stage": True, "speculative": False, "pingpong": False})
         ),
+        (
+            UNSPECIALIZED | {"bias": Bias.GATHER},
+            "windows, score modifiers and packed sequences are written for the roles",
+        ),
+        ({"bias_float32": True}, "no bias has no type: set bias_float32=False"),
+        ({"bias": Bias.TILE, "varlen": True, "tile_n": 64}, "a bias is written for batches, not for packed sequences"),
+        ({"bias": Bias.TILE, "tile_n": 256, "head_dim": 32, "head_dim_v": 32}, "a TMA box has at most 256 columns"),
+        ({"bias": Bias.TILE}, "tiles and stages exceed the shared memory of a CTA"),
         (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, three_stage=False, and "),
     ],
     ids=str,

@@ -19,7 +19,7 @@ from cupyfa.operand import Addresses
 from cupyfa.oracles import online, packed
 from cupyfa.plan import plan_forward
 from cupyfa.select import H200
-from cupyfa.spec import Spec
+from cupyfa.spec import Bias, Spec
 from cupyfa.testing import random_array
 
 OFFSETS = np.array([0, 3, 3, 9], np.int32)
@@ -46,6 +46,15 @@ def matrix(geometry: Any, address: int) -> Any:
     return np.lib.stride_tricks.as_strided(elements, shape=shape, strides=strides)
 
 
+def bias_of(problem: Any, address: int) -> Any:
+    """What threads load from."""
+    if problem.bias is None:
+        return None
+    low, high = problem.bias.span
+    bytes_there = memory(address + low, high - low)
+    return np.ndarray(problem.bias.shape, problem.bias.dtype, bytes_there, -low, problem.bias.strides)
+
+
 class Gpu:
     """What was launched; attention is the oracle's, and a plan is the bytes 1."""
 
@@ -69,7 +78,8 @@ class Gpu:
         q, k, v, out = (matrix(getattr(real, name), address) for name, address in zip("qkvo", at, strict=False))
         assert stream == Stream.ptr
         if problem.packed is None:
-            out[...] = online.attention(q, k, v, window_size=(problem.left, problem.right))[0]
+            bias = bias_of(problem, at.bias)
+            out[...] = online.attention(q, k, v, window_size=(problem.left, problem.right), bias=bias)[0]
         else:
             assert (memory(plan, 64) == 1).all()
             packed.attention(
@@ -178,6 +188,46 @@ def test_packed_arrays_anywhere(odd: OddView, gpu: Gpu) -> None:
         cupyfa.attention_varlen(*arguments, causal=True, out=out, workspace=bytes_there, plan=plan)
         np.testing.assert_array_equal(out.host, reference)
     assert gpu.launched == ["plan", "attention", "plan", "attention", "attention"]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("begin", "access"), [(0, Bias.TILE), (1, Bias.GATHER)])
+def test_a_bias_is_used_where_it_is(begin: int, access: Bias, backwards: bool, gpu: Gpu) -> None:
+    """Beside copies of the matrices, too; its address decides about the kernel."""
+    there = workspace(9 * 16 * 4 + 16).host[4 * begin :][: 9 * 16 * 4].view(np.float32).reshape(9, 16)[:, :9]
+    bias = there[::-1] if backwards else there
+    bias[...] = random_array((9, 9), np.float32, 3)
+    expected = cupyfa.attention(*host_inputs(), bias=bias)
+    for matrices in (inputs(), odd_inputs(ODD_VIEWS[0])):
+        size = cupyfa.workspace_size(*matrices, bias=Array(bias))
+        assert size == cupyfa.workspace_size(*matrices)
+        out = cupyfa.attention(*matrices, bias=Array(bias), workspace=workspace(size) if size else None)
+        np.testing.assert_array_equal(out.host, expected)
+        chosen = cupyfa.explain(*matrices, bias=Array(bias)).selection.spec
+        assert chosen.bias is (Bias.GATHER if backwards else access)
+
+
+def test_a_bias_that_is_not_aligned(gpu: Gpu) -> None:
+    bias = Array(workspace(9 * 9 * 4 + 16).host[2:][: 9 * 9 * 4].view(np.float32).reshape(9, 9))
+    message = r"^attention: bias begins at address 0x\w+; it must be a multiple of 4 bytes \(a copy is aligned\)$"
+    for function in (cupyfa.attention, cupyfa.explain, cupyfa.workspace_size):
+        with pytest.raises(ValueError, match=message):
+            function(*inputs(), bias=bias)
+    assert gpu.launched == []
+
+
+def test_packed_sequences_have_no_bias(gpu: Gpu) -> None:
+    with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: bias was passed with packed sequences; "):
+        cupyfa.workspace_size(*packed_call(), bias=empty((9, 9), np.float32))
+
+
+def test_a_workspace_over_a_bias(gpu: Gpu) -> None:
+    views = odd_inputs(ODD_VIEWS[0])
+    buffer = workspace(cupyfa.workspace_size(*views))
+    bias = buffer[256 : 256 + 9 * 9 * 4].view(np.float32).reshape((9, 9))
+    with pytest.raises(ValueError, match=r"^attention: workspace shares memory with bias; it must be an array of its"):
+        cupyfa.attention(*views, bias=bias, workspace=buffer)
+    assert gpu.launched == []
 
 
 def test_a_plan_alone_needs_no_workspace(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

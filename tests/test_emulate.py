@@ -24,6 +24,7 @@ from cupyfa.emulator import POLICIES, EmulatedKernel, Finding, Place, Run
 from cupyfa.emulator.mutate import Mutant, mutants
 from cupyfa.explain import Rung
 from cupyfa.oracles import dense
+from cupyfa.spec import Bias
 from cupyfa.testing import Case, assert_close, assert_lse_close, guarded_empty, random_array, score_magnitude
 
 SHAPES = ((1, 130, 2, 64), (1, 150, 1, 64), (1, 150, 1, 64))
@@ -71,6 +72,17 @@ def nvrtc() -> None:
         ),
         ({"alibi_slopes": np.zeros(2)}, TypeError, "attention: alibi_slopes has dtype float64; it must be float32"),
         ({"alibi_slopes": 0.5}, TypeError, "attention: alibi_slopes is a float; the emulator needs a numpy.ndarray"),
+        (
+            {"bias": np.zeros((130, 150))},
+            TypeError,
+            "attention: bias has dtype float64; it must be float32, or bfloat16",
+        ),
+        ({"bias": 0.5}, TypeError, "attention: bias is a float; the emulator needs a numpy.ndarray"),
+        (
+            {"bias": np.zeros((150, 130), np.float32)},
+            ValueError,
+            "attention: bias has shape (150, 130); it must have 2 to 4 axes and broadcast to (batch, heads_q, ",
+        ),
         (
             {"softcap": 9.0, "config": {"three_stage": True, "speculative": False}},
             ValueError,
@@ -248,6 +260,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"causal": True, "window_size": (40, None), "alibi_slopes": SLOPES},
     {"softcap": 3.0},
     {"causal": True, "window_size": (70, -1), "softcap": 1.5, "sink": SINK, "alibi_slopes": SLOPES[0]},
+    {"bias": random_array((130, 150), np.float32, 7)},  # rows of 600 bytes, no multiple of 16
+    {"bias": random_array((2, 1, 150), ml_dtypes.bfloat16, 7), "causal": True, "sink": SINK},
 ]
 
 
@@ -275,6 +289,69 @@ def test_arrays_of_heads_are_read_in_place(nvrtc: None) -> None:
     out, lse, _ = emulate.attention(q, k, v, sms=1, sink=one.copy(), alibi_slopes=steps[:, 1].copy())
     assert np.array_equal(strided_out.view(np.uint16), out.view(np.uint16))
     assert np.array_equal(strided_lse, lse)
+
+
+def placed(bias: Any, width: int, offset: int) -> Any:
+    """The same numbers in a wider array of NaN, `offset` elements behind the beginning of a row."""
+    wide = np.full((*bias.shape[:-1], width), np.nan, bias.dtype)
+    view = wide[..., offset : offset + bias.shape[-1]]
+    view[...] = bias
+    return view
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_bias_is_read_in_place(dtype: Any, nvrtc: None) -> None:
+    """C43: slices that TMA takes, and those that begin or go on between its multiples of 16 bytes. None is copied."""
+    q, k, v = (x[:, :70] for x in inputs())
+    whole = random_array((1, 2, 70, 72), dtype, 7)
+    bias = whole[..., :70]
+    by_row, by_key, by_head = whole[:, :, :1, :70], whole[..., :1], whole[:, :1, :, :70]
+    results = {}
+    for name, view, access in (
+        ("padded", bias, Bias.TILE),
+        ("further", placed(bias, 96, 16), Bias.TILE),
+        ("unaligned", placed(bias, 96, 1), Bias.GATHER),
+        ("ragged", placed(bias, 75, 0), Bias.GATHER),
+        ("turned", np.ascontiguousarray(bias.swapaxes(2, 3)).swapaxes(2, 3), Bias.GATHER),
+        ("backwards", np.flip(np.flip(bias, (2, 3)).copy(), (2, 3)), Bias.GATHER),
+        ("heads backwards", np.flip(np.flip(bias, 1).copy(), 1), Bias.GATHER),
+        ("row", by_row, Bias.ROW),
+        ("row again", np.broadcast_to(by_row, bias.shape), Bias.ROW),
+        ("row unaligned", placed(by_row, 96, 1), Bias.GATHER),
+        ("key", by_key, Bias.GATHER),
+        ("key again", np.ascontiguousarray(by_key), Bias.GATHER),
+        ("head", by_head, Bias.TILE),
+        ("head again", np.broadcast_to(by_head, bias.shape), Bias.TILE),
+        ("head ragged", placed(by_head, 75, 0), Bias.GATHER),
+    ):
+        prepared = emulate.prepare(q, k, v, sms=1, bias=view)
+        assert prepared.selection.spec.bias is access, name
+        assert prepared.launch().verdict == "clean", name
+        options = {"bias": np.array(view)}
+        reference, reference_lse = dense.attention(q, k, v, **options)
+        assert_close(prepared.out, reference, dense.same_precision(q, k, v, **options)[0], context=name)
+        assert_lse_close(prepared.lse, reference_lse, score_magnitude=score_magnitude(q, k), context=name)
+        results[name] = prepared.out.view(np.uint16)
+    for same in (
+        ("padded", "further"),
+        ("ragged", "unaligned", "turned", "backwards", "heads backwards"),
+        ("row", "row again"),
+        ("head", "head again"),
+    ):
+        for name in same[1:]:
+            assert np.array_equal(results[same[0]], results[name]), name
+
+
+def test_a_read_beside_a_bias_is_found(nvrtc: None) -> None:
+    q, k, v = inputs()
+    prepared = emulate.prepare(q, k, v, sms=1, bias=np.zeros((130, 150), np.float32))
+    assert prepared.launch().verdict == "clean"
+    params, row_stride = bytearray(prepared.params), 856  # its offset in FwdParams
+    assert struct.unpack_from("<q", params, row_stride) == (150,)
+    struct.pack_into("<q", params, row_stride, 151)
+    wild = dataclasses.replace(prepared, params=bytes(params)).launch()
+    assert wild.verdict == "error"
+    assert any("cuda/hopper/bias.cuh" in str(finding) for finding in wild.findings)
 
 
 @pytest.mark.parametrize("name", ["sink", "alibi_slopes"])

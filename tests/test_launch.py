@@ -26,7 +26,8 @@ from cupyfa._launch import (
 )
 from cupyfa.sources import read
 
-# What cuda/params.h says, in the notation of Python's struct, after the four tensor maps of 128 bytes.
+# What cuda/params.h says, in the notation of Python's struct, after the four tensor maps of 128 bytes. The map of the
+# bias, which begins at a multiple of 64 bytes, is 128 bytes of the padding here.
 LAYOUT = {
     "lse": "Q",
     "lse_stride_batch": "q",
@@ -52,7 +53,14 @@ LAYOUT = {
     "heads_per_section": "I",
     "plan": "4xQ",
     "tile_counter": "Q",
+    "bias_data": "48x128xQ",
+    "bias_stride_batch": "q",
+    "bias_stride_head": "q",
+    "bias_stride_row": "q",
+    "bias_stride_key": "q",
+    "scale": "f",
 }
+BIAS_MAP = 704
 VALUES = {
     "lse_stride_batch": 2**40 + 1,
     "lse_stride_head": -(2**35) - 2,
@@ -60,6 +68,11 @@ VALUES = {
     "sink_stride": 2**41 + 4,
     "alibi_stride_batch": 2**42 + 5,
     "alibi_stride_head": -(2**36) - 6,
+    "bias_stride_batch": 2**43 + 7,
+    "bias_stride_head": -(2**37) - 8,
+    "bias_stride_row": 2**38 + 9,
+    "bias_stride_key": 10,
+    "scale": 0.4375,
     "scale_log2": 0.3125,
     "softcap_slope": 0.15625,
     "softcap": 0.21875,
@@ -75,9 +88,9 @@ VALUES = {
     "heads_per_section": 15,
 }
 #: Pointers behind the tensor maps, in the order of the addresses that a launch takes.
-ADDRESSES = {"lse": 2**47 - 4, "sink": 2**46 - 8, "alibi_slopes": 2**45 - 16}
-TRAITS = ("threads", "shared_bytes", "cluster_size", "tile_m", "tile_n", "box_cols", "persistent", "dynamic")
-TRAITS += ("producer_registers", "consumer_registers")
+ADDRESSES = {"lse": 2**47 - 4, "sink": 2**46 - 8, "alibi_slopes": 2**45 - 16, "bias_data": 2**44 - 64}
+TRAITS = ("threads", "shared_bytes", "cluster_size", "tile_m", "tile_n", "box_cols", "bias_box_cols", "bias_box_rows")
+TRAITS += ("persistent", "dynamic", "producer_registers", "consumer_registers")
 
 
 def map_geometry(index: int = 0) -> TensorMapGeometry:
@@ -88,12 +101,14 @@ def launcher(function: Function | None = None, **changes: Any) -> ForwardLaunche
     values = VALUES | changes
     lse_strides = tuple(values.pop(name) for name in ("lse_stride_batch", "lse_stride_head", "lse_stride_row"))
     alibi_strides = tuple(values.pop(name) for name in ("alibi_stride_batch", "alibi_stride_head"))
+    bias_strides = tuple(values.pop(f"bias_stride_{axis}") for axis in ("batch", "head", "row", "key"))
     return ForwardLauncher(
         function=function or Function(0),
         geometry=LaunchGeometry(grid=132, threads=384, shared_bytes=200_000),
         **dict(zip("qkvo", (map_geometry(i) for i in range(4)), strict=True)),
         lse_strides=lse_strides,
         alibi_strides=alibi_strides,
+        bias_strides=bias_strides,
         **values,
     )
 
@@ -149,8 +164,10 @@ DRIVER_CONSTANTS = {
     "programmatic_stream_serialization": "CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
     "max_dynamic_shared_size_bytes": "CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
     "tensor_map_float16": "CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
+    "tensor_map_float32": "CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
     "tensor_map_bfloat16": "CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
     "tensor_map_interleave_none": "CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE",
+    "tensor_map_swizzle_none": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE",
     "tensor_map_swizzle_128b": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B",
     "tensor_map_l2_promotion_256b": "CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
     "tensor_map_oob_fill_zeros": "CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
@@ -178,6 +195,13 @@ def test_params_hold_every_value_at_its_place() -> None:
     values = struct.unpack_from("<" + "".join(LAYOUT.values()), packed, 512)
     ours = VALUES | ADDRESSES | {"plan": 2**43 - 16, "tile_counter": 2**44 - 32}
     assert dict(zip(LAYOUT, values, strict=True)) == ours
+    assert packed[BIAS_MAP : BIAS_MAP + 128] == bytes(128)
+
+
+def test_params_hold_the_map_of_a_bias() -> None:
+    plain, biased = pack(bias_data=5), pack(bias=map_geometry(7), bias_data=5)
+    assert struct.unpack_from("<16Q", biased, BIAS_MAP) == (5, 64, 107, 3, 2, *range(11))
+    assert biased == plain[:BIAS_MAP] + biased[BIAS_MAP : BIAS_MAP + 128] + plain[BIAS_MAP + 128 :]
 
 
 @pytest.mark.parametrize("name", LAYOUT)
@@ -189,8 +213,8 @@ def test_a_value_changes_only_its_own_bytes(name: str) -> None:
     assert changed <= set(range(offset, offset + size))
 
 
-@pytest.mark.parametrize("count", [0, 5, 6])
-def test_a_launch_takes_seven_addresses(count: int) -> None:
+@pytest.mark.parametrize("count", [0, 5, 6, 7])
+def test_a_launch_takes_eight_addresses(count: int) -> None:
     with pytest.raises(ValueError, match="values to unpack"):
         launcher().pack(encode, range(count))
 
@@ -257,27 +281,27 @@ def test_traits_are_what_the_device_compiler_lays_out() -> None:
 
 def test_traits_round_trip() -> None:
     values = [(-1) ** i * (2**31 - 1 - i) for i in range(len(TRAITS))]
-    assert unpack_traits(struct.pack("<10i", *values)) == dict(zip(TRAITS, values, strict=True))
+    assert unpack_traits(struct.pack("<12i", *values)) == dict(zip(TRAITS, values, strict=True))
     assert 4 * len(TRAITS) == PARAMETER_SIZES["KernelTraits"]
 
 
-@pytest.mark.parametrize("size", [0, 36, 44])
+@pytest.mark.parametrize("size", [0, 44, 52])
 def test_traits_of_the_wrong_size(size: int) -> None:
-    with pytest.raises(ValueError, match=rf"^KernelTraits has 40 bytes, got {size}$"):
+    with pytest.raises(ValueError, match=rf"^KernelTraits has 48 bytes, got {size}$"):
         unpack_traits(bytes(size))
 
 
 def test_tensor_map_of_the_wrong_size() -> None:
     with pytest.raises(ValueError, match=r"^a tensor map has 128 bytes, got 3$"):
-        launcher().pack(lambda geometry, address: b"abc", (1, 2, 3, 4, 0, 0, 0))
+        launcher().pack(lambda geometry, address: b"abc", (1, 2, 3, 4, 0, 0, 0, 0))
 
 
 def test_packing_leaves_the_launcher_alone() -> None:
     one = launcher()
-    first = one.pack(encode, (1, 2, 3, 4, 5, 6, 7))
-    other = one.pack(encode, (6, 7, 8, 9, 10, 11, 12))
+    first = one.pack(encode, (1, 2, 3, 4, 5, 6, 7, 8))
+    other = one.pack(encode, (6, 7, 8, 9, 10, 11, 12, 13))
     assert other != first
-    assert one.pack(encode, (1, 2, 3, 4, 5, 6, 7)) == first
+    assert one.pack(encode, (1, 2, 3, 4, 5, 6, 7, 8)) == first
     assert not one.function.launched
 
 
@@ -293,6 +317,8 @@ def test_packing_leaves_the_launcher_alone() -> None:
         ("alibi_stride_head", -(2**63) - 1),
         ("sink", 2**64),
         ("alibi_slopes", -1),
+        ("bias_stride_key", 2**63),
+        ("bias_data", 2**64),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name: str, value: int) -> None:
@@ -309,9 +335,16 @@ def test_tensor_map_geometry_keeps_what_it_was_given() -> None:
     assert (geometry.shape, geometry.strides) == ((128, 2**31 - 1, 65_537, 3), (2**40 - 16, 256, 2**39))
 
 
-def test_tensor_map_geometry_knows_two_dtypes() -> None:
-    with pytest.raises(KeyError, match="float32"):
-        TensorMapGeometry("float32", (64, 1, 1, 1), (128, 128, 128), (64, 64))
+def test_tensor_map_geometry_knows_three_dtypes() -> None:
+    for dtype in ("float16", "bfloat16", "float32"):
+        assert TensorMapGeometry(dtype, (64, 1, 1, 1), (128, 128, 128), (64, 64)).dtype == dtype
+    with pytest.raises(KeyError, match="float64"):
+        TensorMapGeometry("float64", (64, 1, 1, 1), (128, 128, 128), (64, 64))
+
+
+def test_tensor_map_geometry_has_a_swizzle_unless_told_otherwise() -> None:
+    assert map_geometry().swizzle == 128
+    assert TensorMapGeometry("float32", (64, 1, 1, 1), (128, 128, 128), (72, 64), swizzle=0).swizzle == 0
 
 
 def test_launch_geometry_shows_itself() -> None:
@@ -337,7 +370,7 @@ def has_driver() -> bool:
         lambda: map_geometry().encode(4096),
         lambda: Function(1).allow_shared_memory(100_000),
         lambda: launch(Function(1), LaunchGeometry(grid=1, threads=1, shared_bytes=0), 0, b"params"),
-        lambda: launcher(function=Function(1))((1, 2, 3, 4, 0, 0, 0), 0),
+        lambda: launcher(function=Function(1))((1, 2, 3, 4, 0, 0, 0, 0), 0),
     ],
     ids=["encode", "allow_shared_memory", "launch", "launcher"],
 )

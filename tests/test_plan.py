@@ -30,18 +30,21 @@ TRAITS = {
     "tile_m": 128,
     "tile_n": 80,
     "box_cols": 64,
+    "bias_box_cols": 0,
+    "bias_box_rows": 0,
     "persistent": 1,
     "dynamic": 0,
     "producer_registers": 40,
     "consumer_registers": 232,
 }
 #: What cuda/params.h has behind the tensor maps, in the notation of Python's struct.
-LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQQ"
+LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQQ48x128xQqqqqf"
 FIELDS = (
     *("lse", "lse_stride_batch", "lse_stride_head", "lse_stride_row"),
     *("sink", "alibi_slopes", "sink_stride", "alibi_stride_batch", "alibi_stride_head"),
     *("scale_log2", "softcap_slope", "softcap", "seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"),
     *("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section", "plan", "tile_counter"),
+    *("bias_data", "bias_stride_batch", "bias_stride_head", "bias_stride_row", "bias_stride_key", "scale"),
 )
 LOG2_E = math.log2(math.e)
 
@@ -52,7 +55,7 @@ def plan(problem: Problem, device: Device = H200, **traits: int) -> ForwardLaunc
 
 def params(launcher: ForwardLauncher) -> dict[str, Any]:
     """The fields of a packed FwdParams behind the tensor maps."""
-    packed = launcher.pack(lambda geometry, address: bytes(128), (0,) * 7)
+    packed = launcher.pack(lambda geometry, address: bytes(128), (0,) * 8)
     return dict(zip(FIELDS, struct.unpack_from(LAYOUT, packed, 512), strict=True))
 
 
@@ -82,6 +85,12 @@ def test_sizes() -> None:
         "heads_per_section": 1,
         "plan": 0,
         "tile_counter": 0,
+        "bias_data": 0,
+        "bias_stride_batch": 0,
+        "bias_stride_head": 0,
+        "bias_stride_row": 0,
+        "bias_stride_key": 0,
+        "scale": 0.125,
     }
 
 
@@ -246,10 +255,72 @@ def test_strides_of_what_heads_have_are_in_elements(changes: dict[str, Any], exp
     assert params(plan(make_problem(**changes))) == plain | expected
 
 
-def test_addresses_of_what_heads_have() -> None:
-    packed = plan(make_problem(sink=True, alibi=True)).pack(lambda *_: bytes(128), (1, 2, 3, 4, 5, 6, 7), 8)
+def test_addresses_of_what_heads_and_scores_have() -> None:
+    problem = make_problem(sink=True, alibi=True, bias=(300, 500))
+    packed = plan(problem).pack(lambda *_: bytes(128), (1, 2, 3, 4, 5, 6, 7, 8), 9)
     values = dict(zip(FIELDS, struct.unpack_from(LAYOUT, packed, 512), strict=True))
-    assert [values[name] for name in ("lse", "sink", "alibi_slopes", "tile_counter")] == [5, 6, 7, 8]
+    names = ("lse", "sink", "alibi_slopes", "bias_data", "tile_counter")
+    assert [values[name] for name in names] == [5, 6, 7, 8, 9]
+
+
+def of_scores(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = np.float32) -> Operand:
+    return Operand("bias", shape, strides, np.dtype(dtype), 0)
+
+
+@pytest.mark.parametrize(
+    ("bias", "strides", "shape", "map_strides"),
+    [
+        # Strides in elements by batch, head, row and key; the map's shape, innermost first, and its strides in bytes.
+        ((300, 500), (0, 0, 500, 1), (500, 300, 1, 1), (2000, 16, 16)),
+        ((6, 300, 500), (0, 150_000, 500, 1), (500, 300, 6, 1), (2000, 600_000, 16)),
+        ((2, 1, 300, 500), (150_000, 0, 500, 1), (500, 300, 1, 2), (2000, 16, 600_000)),
+        ((2, 6, 300, 500), (900_000, 150_000, 500, 1), (500, 300, 6, 2), (2000, 600_000, 3_600_000)),
+        ((6, 1, 500), (0, 500, 0, 1), (500, 1, 6, 1), (16, 2000, 16)),
+        (of_scores((300, 500), (2**39, 4)), (0, 0, 2**37, 1), (500, 300, 1, 1), (2**39, 16, 16)),
+        (of_scores((6, 300, 500), (1040, 6240, 2), np.float16), (0, 520, 3120, 1), (500, 300, 6, 1), (6240, 1040, 16)),
+    ],
+    ids=str,
+)
+def test_a_bias_that_tma_copies(
+    bias: Any, strides: tuple[int, ...], shape: tuple[int, ...], map_strides: tuple[int, ...]
+) -> None:
+    launcher = plan(make_problem(bias=bias), bias_box_cols=88, bias_box_rows=128)
+    values = params(launcher)
+    assert tuple(values[f"bias_stride_{axis}"] for axis in ("batch", "head", "row", "key")) == strides
+    assert launcher.bias is not None
+    assert (launcher.bias.shape, launcher.bias.strides, launcher.bias.box) == (shape, map_strides, (88, 128))
+    assert (launcher.bias.swizzle, launcher.q.swizzle) == (0, 128)
+    assert launcher.bias.dtype == ("float16" if isinstance(bias, Operand) and bias.dtype == np.float16 else "float32")
+
+
+@pytest.mark.parametrize(
+    ("bias", "strides"),
+    [
+        ((300, 1), (0, 0, 1, 0)),
+        (of_scores((300, 500), (1202, 2), np.float16), (0, 0, 601, 1)),
+        (of_scores((2, 6, 300, 500), (4, 2**40, 8, 0)), (1, 2**38, 2, 0)),
+    ],
+    ids=str,
+)
+def test_a_bias_that_is_gathered_has_no_map(bias: Any, strides: tuple[int, ...]) -> None:
+    launcher = plan(make_problem(bias=bias))
+    values = params(launcher)
+    assert launcher.bias is None
+    assert tuple(values[f"bias_stride_{axis}"] for axis in ("batch", "head", "row", "key")) == strides
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({"scale": -0.5}, 0.5),
+        ({"scale": 0.0}, 2.0**-126),
+        ({"softcap": 15.0}, 30.0),
+        ({"softcap": 15.0, "scale": 0.0}, 30.0),
+    ],
+    ids=str,
+)
+def test_natural_logits_have_a_scale_of_their_own(options: dict[str, Any], scale: float) -> None:
+    assert params(plan(make_problem(bias=(300, 500), **options)))["scale"] == scale
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cupyfa.operand import Addresses, Arrays, Layout, Operand
 from cupyfa.options import Options, check_options, check_return_lse
 from cupyfa.problem import Problem, check_alignment, check_overlap, check_workspace
 from cupyfa.select import H200, select
-from cupyfa.spec import DType
+from cupyfa.spec import Bias, DType
 from cupyfa.testing import as_bshd
 
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
@@ -36,7 +36,7 @@ def as_if_on_gpu(*, layout: Any = "BSHD", return_lse: Any = False, config: Any =
     if arrays.out is None:
         arrays = arrays._replace(out=zeros(np, arrays.q.shape, arrays.q.dtype))
     places = {name: x.ctypes.data if x.size else 0 for name, x in arrays.given().items()}
-    check_alignment(Addresses(**places))
+    check_alignment(problem, Addresses(**places))
     check_overlap(problem, Addresses(**places))
     return problem
 
@@ -99,12 +99,13 @@ def pose(
     *,
     sink: Operand | None = None,
     alibi_slopes: Operand | None = None,
+    bias: Operand | None = None,
     layout: Layout = "BSHD",
     want_lse: bool = False,
     device: int | None = 0,
     **options: Any,
 ) -> Problem:
-    operands = Arrays(q, k, v, out, lse, sink, alibi_slopes)
+    operands = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias)
     return Problem.from_operands(
         operands, check_options(**options, layout=layout), want_lse=want_lse, current_device=device
     )
@@ -378,7 +379,7 @@ def test_one_number_may_stand_for_all_heads() -> None:
     )
     assert problem.sink is not None
     assert problem.sink.span == (0, 4)
-    assert check_alignment(Addresses(1024, 2048, 4096, 8192, 0, 20, 24)) == ()
+    assert check_alignment(problem, Addresses(1024, 2048, 4096, 8192, 0, 20, 24)) == ()
 
 
 def test_arrays_of_float32_may_run_backwards() -> None:
@@ -387,6 +388,104 @@ def test_arrays_of_float32_may_run_backwards() -> None:
     lse = operand("lse", (1, 4, 4), F32, strides=(64, -16, -4))
     problem = pose(**good(sink=sink, alibi_slopes=slopes, lse=lse))
     assert (problem.sink, problem.alibi_slopes, problem.lse) == (sink, slopes, lse)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        # In elements, by batch, head, row and key of the scores (3, 4, 5, 7).
+        ((5, 7), (0, 0, 7, 1)),
+        ((1, 7), (0, 0, 0, 1)),
+        ((5, 1), (0, 0, 1, 0)),
+        ((1, 1), (0, 0, 0, 0)),
+        ((4, 5, 7), (0, 35, 7, 1)),
+        ((1, 5, 7), (0, 0, 7, 1)),
+        ((4, 1, 1), (0, 1, 0, 0)),
+        ((3, 4, 5, 7), (140, 35, 7, 1)),
+        ((3, 1, 5, 7), (35, 0, 7, 1)),
+        ((1, 4, 5, 7), (0, 35, 7, 1)),
+        ((3, 1, 1, 7), (7, 0, 0, 1)),
+        ((1, 1, 5, 7), (0, 0, 7, 1)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_a_bias_repeats_along_what_it_lacks(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> None:
+    q, k = operand("q", (3, 5, 4, 8)), operand("k", (3, 7, 2, 8))
+    bias = operand("bias", shape, dtype)
+    problem = pose(q, k, dataclasses.replace(k, name="v"), bias=bias)
+    in_bytes = tuple(stride * dtype.itemsize for stride in strides)
+    assert problem.bias == operand("bias", (3, 4, 5, 7), dtype, strides=in_bytes)
+    assert problem.bias.span == bias.span
+    in_bhsd = (operand(name, (3, *reversed(x.shape[1:3]), 8)) for name, x in (("q", q), ("k", k), ("v", k)))
+    assert pose(*in_bhsd, bias=bias, layout="BHSD").bias == problem.bias
+
+
+def test_a_bias_makes_another_problem() -> None:
+    q, k = operand("q", (1, 5, 4, 8)), operand("k", (1, 8, 2, 8))
+    v, bias = dataclasses.replace(k, name="v"), operand("bias", (5, 8), F32)
+    different = [
+        None,
+        bias,
+        operand("bias", (5, 8), F16),
+        operand("bias", (1, 8), F32),
+        dataclasses.replace(bias, strides=(48, 4)),
+        dataclasses.replace(bias, aligned=False),
+    ]
+    assert len({pose(q, k, v, bias=bias) for bias in different}) == len(different)
+    assert pose(q, k, v, bias=dataclasses.replace(bias, shape=(1, 5, 8), strides=(12, 32, 4))) == pose(
+        q, k, v, bias=bias
+    )
+
+
+def test_a_bias_of_16_bits_begins_at_any_element() -> None:
+    q, k = operand("q", (1, 5, 4, 8)), operand("k", (1, 8, 2, 8))
+    v = dataclasses.replace(k, name="v")
+    places = Addresses(1024, 2048, 4096, 8192, bias=16384 + 2)
+    assert check_alignment(pose(q, k, v, bias=operand("bias", (5, 8), F16)), places) == ()
+    with pytest.raises(
+        ValueError, match=r"^attention: bias begins at address 0x4002; it must be a multiple of 4 bytes"
+    ):
+        check_alignment(pose(q, k, v, bias=operand("bias", (5, 8), F32)), places)
+
+
+@pytest.mark.parametrize(
+    ("strides", "access"),
+    [
+        ((160, 160, 32, 4), Bias.TILE),
+        ((160, 160, 0, 4), Bias.ROW),
+        ((160, 160, -32, 4), Bias.GATHER),
+        ((160, -160, 32, 4), Bias.GATHER),
+        ((-640, 160, 32, 4), Bias.GATHER),
+        ((160, 160, 32, -4), Bias.GATHER),
+        ((160, 160, 36, 4), Bias.GATHER),
+        ((2**40 - 16, 160, 32, 4), Bias.TILE),
+        ((2**40, 160, 32, 4), Bias.GATHER),
+    ],
+)
+def test_a_bias_may_lie_anywhere(strides: tuple[int, ...], access: Bias) -> None:
+    """TMA takes some strides; a thread can load from any."""
+    q, k = operand("q", (2, 5, 4, 8)), operand("k", (2, 8, 2, 8))
+    v, bias = dataclasses.replace(k, name="v"), operand("bias", (2, 4, 5, 8), F32, strides=strides)
+    problem = pose(q, k, v, bias=bias)
+    assert problem.bias == bias
+    assert problem.bias_access is access
+
+
+def test_packed_sequences_have_no_bias() -> None:
+    q, k = operand("q", (5, 4, 8)), operand("k", (8, 2, 8))
+    lengths = {name: operand(name, (2,), np.dtype(np.int32)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    arrays = Arrays(q, k, dataclasses.replace(k, name="v"), bias=operand("bias", (5, 8), F32), **lengths)
+    message = r"^attention: bias was passed with packed sequences; it is supported for batches only$"
+    with pytest.raises(cupyfa.UnsupportedError, match=message):
+        Problem.from_operands(arrays, Options(), want_lse=False, current_device=0)
+
+
+def test_a_bias_that_all_scores_share_has_one_element_of_memory() -> None:
+    problem = pose(**good(), bias=operand("bias", (1, 1), F32))
+    check_overlap(problem, Addresses(1024, 2048, 4096, 8192, bias=8192 - 4))
+    for place in (8192, 8192 + 252):
+        with pytest.raises(ValueError, match=r"^attention: out shares memory with bias"):
+            check_overlap(problem, Addresses(1024, 2048, 4096, 8192, bias=place))
 
 
 def test_slopes_of_the_layout_bhsd_are_by_head() -> None:
@@ -419,12 +518,12 @@ def test_arrays_that_were_not_passed_are_nowhere() -> None:
 
 def test_matrices_at_any_address() -> None:
     """A copy helps those; an array of float32 has to be where its numbers are."""
-    aligned = Addresses(1024, 2048, 4096, 8192, 20, 24, 28, 32, 36, 40, 44)
-    assert check_alignment(aligned) == ()
-    assert check_alignment(aligned._replace(k=2048 + 2, out=8192 + 8)) == ("k", "out")
+    problem, aligned = pose(**good()), Addresses(1024, 2048, 4096, 8192, 20, 24, 28, 0, 32, 36, 40, 44)
+    assert check_alignment(problem, aligned) == ()
+    assert check_alignment(problem, aligned._replace(k=2048 + 2, out=8192 + 8)) == ("k", "out")
     for name in ("lse", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"):
         with pytest.raises(ValueError, match=rf"^attention: {name} begins at address 0x402; .* a multiple of 4 bytes"):
-            check_alignment(aligned._replace(**{name: 1026}))
+            check_alignment(problem, aligned._replace(**{name: 1026}))
 
 
 def test_a_workspace_of_its_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +13,10 @@ import pytest
 from problems import make_problem
 
 import cupyfa
+from cupyfa.operand import Operand
 from cupyfa.problem import Problem
 from cupyfa.select import CANDIDATES, H200, Device, config_items, select
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -49,9 +51,12 @@ def test_head_dim_of_v_is_padded_by_itself() -> None:
 
 
 def test_candidates_are_in_order_and_cover_every_head_dim() -> None:
-    sizes = [(row.head_dim, row.head_dim_v) for row in CANDIDATES]
-    assert sizes == sorted(sizes)
-    assert sizes[-1] == (256, 256)
+    kinds = {kind for row in CANDIDATES for kind in row.bias}
+    assert kinds == {"no bias", "a bias of 16 bits", "a bias of float32", "a gathered bias"}
+    for kind in kinds:
+        sizes = [(row.head_dim, row.head_dim_v) for row in CANDIDATES if kind in row.bias]
+        assert sizes == sorted(sizes)
+        assert sizes[-1] == (256, 256)
     assert all(row.reason for row in CANDIDATES)
 
 
@@ -59,10 +64,12 @@ def test_every_loser_has_a_reason() -> None:
     for verdict in select(problem(128), H200).verdicts:
         if verdict.candidate.head_dim == 64:
             assert verdict.reason == "holds head_dim up to 64, the problem has 128"
-        if verdict.candidate.head_dim > 128:
+        elif "no bias" not in verdict.candidate.bias:
+            assert re.fullmatch(r"is for a .*bias.*, the problem has no bias", verdict.reason)
+        elif verdict.candidate.head_dim > 128:
             assert verdict.reason == "d128 128x128 comes before it"
     wide = make_problem(head_dim=192, head_dim_v=192)
-    reasons = {verdict.candidate.name: verdict.reason for verdict in select(wide, H200).verdicts}
+    reasons = {verdict.candidate.name: verdict.reason for verdict in select(wide, H200).verdicts[:10]}
     assert reasons["d192/128"] == "holds head_dim_v up to 128, the problem has 192"
 
 
@@ -98,6 +105,8 @@ OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"softcap": 30.0}, ["softcap"]),
     ({"sink": True}, ["sink"]),
     ({"alibi": True}, ["alibi"]),
+    ({"bias": (300, 500)}, ["bias_float32"]),
+    ({"bias": (300, 500), "bias_dtype": np.float16}, []),
     (
         {"causal": True, "window_size": (9, 9), "softcap": 1, "sink": True, "alibi": True, "scale": -1.0},
         ["causal", "window", "softcap", "sink", "alibi", "negate_scores"],
@@ -109,7 +118,7 @@ OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize("head_dim", [64, 192])
 def test_each_option_reaches_its_field(head_dim: int, options: dict[str, Any], fields: list[str]) -> None:
     spec = select(make_problem(head_dim=head_dim, **options), H200).spec
-    names = ("causal", "window", "softcap", "sink", "alibi", "negate_scores")
+    names = ("causal", "window", "softcap", "sink", "alibi", "bias_float32", "negate_scores")
     assert {name for name in names if getattr(spec, name)} == set(fields)
 
 
@@ -141,6 +150,71 @@ def test_rows_for_windows_and_score_modifiers(head_dim: int, options: dict[str, 
     assert (spec.tile_m, spec.tile_n) == tile
 
 
+#: A bias of a problem with 300 queries and 500 keys, in float32 or float16, and how a kernel gets at it. Rows of 500
+#: elements are 2000 or 1000 bytes, of which only the first number is a multiple of 16.
+BIASES: list[tuple[tuple[int, ...] | Operand, Any, Bias]] = [
+    ((300, 500), np.float32, Bias.TILE),
+    ((2, 6, 300, 500), np.float32, Bias.TILE),
+    ((6, 300, 500), np.float16, Bias.GATHER),
+    ((1, 500), np.float16, Bias.ROW),
+    ((2, 1, 1, 500), np.float32, Bias.ROW),
+    ((2, 1, 1, 500), np.float16, Bias.GATHER),
+    ((300, 1), np.float32, Bias.GATHER),
+    ((1, 1), np.float32, Bias.GATHER),
+    (Operand("bias", (300, 500), (2016, 4), np.dtype(np.float32), 0), None, Bias.TILE),
+    (Operand("bias", (300, 500), (2016, 4), np.dtype(np.float32), 0, aligned=False), None, Bias.GATHER),
+    (Operand("bias", (300, 500), (2004, 4), np.dtype(np.float32), 0), None, Bias.GATHER),
+    (Operand("bias", (300, 500), (2**40, 4), np.dtype(np.float32), 0), None, Bias.GATHER),
+    (Operand("bias", (300, 500), (4, 1200), np.dtype(np.float32), 0), None, Bias.GATHER),
+    (Operand("bias", (6, 300, 500), (4, 12000, 24), np.dtype(np.float32), 0), None, Bias.GATHER),
+    (Operand("bias", (6, 300, 500), (4, 12000, 4), np.dtype(np.float32), 0), None, Bias.GATHER),
+    (Operand("bias", (300, 500), (0, 4), np.dtype(np.float32), 0), None, Bias.ROW),  # broadcast by NumPy
+]
+
+
+@pytest.mark.parametrize(("bias", "dtype", "access"), BIASES, ids=str)
+def test_how_a_kernel_gets_at_a_bias(bias: tuple[int, ...] | Operand, dtype: Any, access: Bias) -> None:
+    given = make_problem(bias=bias, bias_dtype=dtype)
+    spec = select(given, H200).spec
+    assert given.bias_access is spec.bias is access
+    assert spec.bias_float32 == (given.bias.dtype == np.float32)
+
+
+def test_one_row_or_one_key_takes_any_stride() -> None:
+    one_row = Operand("bias", (1, 500), (12, 4), np.dtype(np.float32), 0)
+    assert select(make_problem(seqlen_q=1, bias=one_row), H200).spec.bias is Bias.ROW
+    one_key = Operand("bias", (300, 1), (16, 12), np.dtype(np.float32), 0)
+    assert select(make_problem(seqlen_k=1, bias=one_key), H200).spec.bias is Bias.TILE
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "bias", "dtype", "tile"),
+    [
+        (64, (300, 504), np.float32, (128, 64)),
+        (64, (300, 504), np.float16, (128, 128)),
+        (64, (300, 1), np.float16, (128, 64)),
+        (128, (300, 504), np.float32, (128, 64)),
+        (128, (300, 504), np.float16, (128, 96)),
+        (128, (300, 1), np.float16, (128, 64)),
+        (192, (300, 504), np.float32, (128, 64)),
+        (192, (300, 504), np.float16, (128, 80)),
+        (192, (300, 1), np.float32, (128, 64)),
+        (256, (300, 504), np.float32, (128, 48)),
+        (256, (300, 504), np.float16, (128, 48)),
+        (256, (300, 1), np.float16, (128, 32)),
+    ],
+    ids=str,
+)
+def test_rows_for_biases(head_dim: int, bias: tuple[int, ...], dtype: Any, tile: tuple[int, int]) -> None:
+    given = make_problem(head_dim=head_dim, seqlen_k=504, bias=bias, bias_dtype=dtype)
+    selection = select(given, H200)
+    assert (selection.spec.tile_m, selection.spec.tile_n) == tile
+    fitting = [verdict for verdict in selection.verdicts if verdict.candidate.head_dim_v >= head_dim]
+    lost = {verdict.reason for verdict in fitting if "no bias" in verdict.candidate.bias}
+    assert len(lost) == 1
+    assert re.match(r"is for no bias, the problem has a (gathered bias|bias of (16 bits|float32))$", lost.pop())
+
+
 #: Kernels that are there to be measured against, by the field that says so; and what they need beside it.
 COMPARED: dict[str, dict[str, Any]] = {
     "warp_specialized": {
@@ -154,12 +228,14 @@ COMPARED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", COMPARED)
-@pytest.mark.parametrize("options", [{"window_size": (64, None)}, {"softcap": 30.0}, {"alibi": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"window_size": (64, None)}, {"softcap": 30.0}, {"alibi": True}, {"bias": (300, 500)}], ids=str
+)
 def test_kernels_for_comparisons_refuse_options(options: dict[str, Any], name: str) -> None:
     config = COMPARED[name]
     message = (
         rf"^attention: config has {name}={config[name]}; that kernel is for comparisons, and has no packed sequences, "
-        rf"no left side of a window, no softcap and no ALiBi: set {name}={not config[name]}$"
+        rf"no left side of a window, no softcap, no ALiBi and no bias: set {name}={not config[name]}$"
     )
     with pytest.raises(ValueError, match=message):
         select(make_problem(head_dim=128, **options), H200, config)
@@ -219,8 +295,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "rescale_threshold": {"speculative": False},
     "warp_specialized": {"q_stages": 1, "pingpong": False, "scheduler": Scheduler.ONE_TILE, "setmaxnreg": False},
 }
-DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64} | dict.fromkeys(
-    ("varlen", "causal", "window", "sink", "softcap", "alibi", "negate_scores"), True
+DECIDED = {"dtype": DType.BFLOAT16, "head_dim": 64, "head_dim_v": 64, "bias": Bias.TILE} | dict.fromkeys(
+    ("varlen", "causal", "window", "sink", "softcap", "alibi", "bias_float32", "negate_scores"), True
 )
 
 
@@ -270,7 +346,11 @@ def test_equal_configs_are_equal_keys() -> None:
         ({"": 1}, ValueError, r"^attention: config has the field ''; it can override"),
         ({3: 1}, ValueError, r"^attention: config has the field 3; it can override"),
         ({"tile_n": True}, TypeError, r"^attention: config\['tile_n'\] is True; it must be an integer$"),
-        ({"tile_n": 16}, ValueError, r"^attention: config\['tile_n'\] is 16; it must be one of 64, 80, 96, 112, 128"),
+        (
+            {"tile_n": 16},
+            ValueError,
+            r"^attention: config\['tile_n'\] is 16; it must be one of 32, 48, 64, 80, 96, 112",
+        ),
         ({"tile_m": 256}, ValueError, r"^attention: config\['tile_m'\] is 256; it must be one of 64, 128, 192$"),
         ({"stages": 0}, ValueError, r"^attention: config\['stages'\] is 0; it must be one of 1, 2"),
         ({"q_stages": -1}, ValueError, r"^attention: config\['q_stages'\] is -1; it must be one of 1, 2"),

@@ -15,7 +15,7 @@ from problems import make_problem
 from cupyfa.compiler import compile_key
 from cupyfa.select import H200, select
 from cupyfa.sources import read
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16,
@@ -31,6 +31,8 @@ SPEC = FwdSpec(
     sink=False,
     softcap=False,
     alibi=False,
+    bias=Bias.NONE,
+    bias_float32=False,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -88,9 +90,10 @@ def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
         ".stages=2, .q_stages=2, .varlen=false, .causal=false, .window=false, .sink=false, .softcap=false, "
-        ".alibi=false, .negate_scores=false, .overlap=true, .three_stage=false, .speculative=true, "
-        ".rescale_threshold=0, .exp2_fma=0, .pingpong=true, .warp_specialized=true, "
-        ".scheduler=cupyfa::Scheduler::persistent, .longest_first=true, .setmaxnreg=true}"
+        ".alibi=false, .bias=cupyfa::Bias::none, .bias_float32=false, .negate_scores=false, .overlap=true, "
+        ".three_stage=false, .speculative=true, .rescale_threshold=0, "
+        ".exp2_fma=0, .pingpong=true, .warp_specialized=true, .scheduler=cupyfa::Scheduler::persistent, "
+        ".longest_first=true, .setmaxnreg=true}"
     )
     assert SPEC.name_expression == f"cupyfa::hopper::forward<{SPEC.template_argument}>"
     assert SPEC.traits_expression == f"cupyfa::hopper::forward_traits<{SPEC.template_argument}>"
@@ -101,11 +104,12 @@ def test_short_form() -> None:
         "forward sm_90a bfloat16 d128 128x128 stages 2 q_stages 2 persistent overlap speculative pingpong setmaxnreg"
     )
     assert str(dataclasses.replace(SPEC, warp_specialized=False)) == f"{SPEC} not warp_specialized"
-    names = ("causal", "window", "sink", "softcap", "alibi", "negate_scores")
+    names = ("varlen", "causal", "window", "sink", "softcap", "alibi", "bias_float32", "negate_scores")
     for name in names:
         assert f" persistent {name} overlap " in str(dataclasses.replace(SPEC, **{name: True}))
     every = dataclasses.replace(SPEC, **dict.fromkeys(names, True))
     assert f" persistent {' '.join(names)} overlap " in str(every)
+    assert str(dataclasses.replace(SPEC, bias=Bias.GATHER)) == f"{SPEC} bias gather"
 
 
 # --- The mirror ---
@@ -120,7 +124,7 @@ def test_fields_and_their_order_are_those_of_the_header() -> None:
     assert in_header == [(str(field.type), field.name) for field in dataclasses.fields(FwdSpec)]
 
 
-@pytest.mark.parametrize("kind", [DType, Scheduler])
+@pytest.mark.parametrize("kind", [Bias, DType, Scheduler])
 def test_enumerators_are_those_of_the_header(kind: type[enum.Enum]) -> None:
     body = re.search(rf"enum class {kind.__name__} : int \{{(.*?)\}}", HEADER, re.DOTALL)
     assert body is not None
@@ -164,6 +168,8 @@ def test_run_time_data_is_not_part_of_the_key(data: dict[str, Any]) -> None:
         ({"causal": True}, {"window_size": (None, 7)}),
         ({"causal": True, "window_size": (128, None)}, {"window_size": (200, 200)}),
         ({"softcap": 50.0}, {"softcap": 1e-3}),
+        ({"bias": (300, 500)}, {"bias": (2, 6, 300, 500)}),
+        ({"bias": (300, 1)}, {"bias": (2, 1, 1, 1)}),
     ],
     ids=str,
 )
@@ -179,6 +185,10 @@ CODE: list[dict[str, Any]] = [
     {"softcap": 50.0},
     {"sink": True},
     {"alibi": True},
+    {"bias": (300, 500)},
+    {"bias": (300, 504), "seqlen_k": 504, "bias_dtype": np.float16},
+    {"bias": (1, 500)},
+    {"bias": (300, 501), "seqlen_k": 501},
     {"dtype": BF16},
     {"head_dim": 64},
     {"head_dim": 136},

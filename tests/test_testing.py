@@ -276,6 +276,7 @@ def test_planted_faults_are_found(fault, dtype):
 
 
 # What a kernel might compute instead of the options of the test below.
+BIAS = random_array((100, 300), np.float32, 4)
 FAULTY_OPTIONS = {
     "window too short on the left": {"window_size": (59, 20)},
     "window too long on the left": {"window_size": (61, 20)},
@@ -290,6 +291,10 @@ FAULTY_OPTIONS = {
     "no slopes": {"alibi_slopes": None},
     "slopes of the next head": {"alibi_slopes": np.float32([0.05, 0.1])},
     "slopes in base 2": {"alibi_slopes": np.float32([0.1, 0.05]) * np.float32(math.log(2))},
+    "no bias": {"bias": None},
+    "bias of the next row": {"bias": np.roll(BIAS, 1, axis=0)},
+    "bias of the next key": {"bias": np.roll(BIAS, 1, axis=1)},
+    "bias in base 2": {"bias": BIAS * np.float32(math.log(2))},
 }
 
 
@@ -301,6 +306,7 @@ def test_planted_faults_of_options_are_found(fault, dtype):
         "softcap": 5.0,
         "sink": np.float32([1.0, 2.5]),
         "alibi_slopes": np.float32([0.1, 0.05]),
+        "bias": BIAS,
     }
     q, k, v = (random_array((1, n, 2, 64), dtype, seed, amplitude=1.5) for seed, n in enumerate((100, 300, 300)))
     reference, reference_lse = dense.attention(q, k, v, **options)
@@ -474,6 +480,14 @@ def test_anchor_shapes_come_in_every_mode(lengths):
         (lambda c: c.alibi and c.options["alibi_slopes"].max() > 0.9, 1),
         (lambda c: c.window_size != (None, None) and c.softcap and c.sink and c.alibi, 10),
         (lambda c: c.sink and c.alibi and c.layout == "BHSD", 2),
+        *((lambda c, axes=axes: c.bias == axes, 2) for axes in ("bhqk", "hqk", "bqk", "qk", "bk", "k", "bhq")),
+        (lambda c: c.bias and c.bias_dtype == "same" and c.dtype == "float16", 4),
+        (lambda c: c.bias and c.bias_dtype == "same" and c.dtype == "bfloat16", 4),
+        (lambda c: c.bias and c.bias_dtype == "float32", 20),
+        (lambda c: c.bias and c.seqlen_k % 8, 8),  # rows that are no multiples of 16 bytes
+        (lambda c: c.bias and c.causal and c.seqlen_q > c.seqlen_k, 1),
+        (lambda c: c.bias and c.batch * c.heads_q * -(-c.seqlen_q // 128) > 2 * 132, 2),
+        (lambda c: c.bias and c.window_size != (None, None) and c.softcap and c.sink and c.alibi, 6),
     ],
 )
 def test_table_has(condition, at_least):
@@ -486,12 +500,12 @@ def unseen(case):
 
 
 def test_every_pair_of_options_is_in_the_table():
-    fields = {"window_size": (None, None), "softcap": None, "sink": False, "alibi": False}
+    fields = {"window_size": (None, None), "softcap": None, "sink": False, "alibi": False, "bias": ""}
     used = {tuple(name for name, unset in fields.items() if getattr(c, name) != unset) for c in CASES}
     assert used >= set(itertools.combinations(fields, 2)) | {tuple(fields)} | {(name,) for name in fields}
 
 
-@pytest.mark.parametrize("option", ["window", "softcap", "sink", "alibi", "mixed"])
+@pytest.mark.parametrize("option", ["window", "softcap", "sink", "alibi", "bias", "mixed"])
 def test_options_come_in_every_tile_and_both_types(option):
     found = [c for c in CASES if c.group == option]
     assert {c.head_dim_v or c.head_dim for c in found} >= {64, 128, 192, 256}
@@ -532,7 +546,7 @@ def test_cases_are_valid_and_cheap():
         assert 8 <= case.head_dim <= 256
         assert case.heads_q % case.heads_kv == 0
     work = sum(4 * c.batch * c.heads_q * c.seqlen_q * c.seqlen_k * c.head_dim for c in CASES)
-    assert work < 1.6e11, "a float64 oracle takes about ten seconds for this, on two cores"
+    assert work < 1.65e11, "a float64 oracle takes about ten seconds for this, on two cores"
 
 
 def test_every_group_says_why_it_is_there():
@@ -586,16 +600,42 @@ def test_options_hold_what_is_set():
     assert replace(plain, batch=0, alibi=True).options["alibi_slopes"].shape == (4,)
 
 
+@pytest.mark.parametrize(
+    ("axes", "shape"),
+    [
+        ("bhqk", (2, 4, 20, 30)),
+        ("hqk", (4, 20, 30)),
+        ("bqk", (2, 1, 20, 30)),
+        ("qk", (20, 30)),
+        ("bk", (2, 1, 1, 30)),
+        ("k", (1, 30)),
+        ("bhq", (2, 4, 20, 1)),
+    ],
+)
+def test_a_case_has_a_bias_of_some_axes(axes, shape):
+    case = Case("bias", 2, 20, 30, 4, 2, 8, bias=axes)
+    bias = case.options["bias"]
+    assert (bias.shape, bias.dtype) == (shape, np.float32)
+    assert replace(case, bias_dtype="same").options["bias"].dtype == BF16
+    assert np.isneginf(bias).any()
+    if "q" in axes:
+        assert np.isneginf(bias[..., 7, :]).all()
+        assert (bias[..., 8, :] == np.finfo(np.float32).min).all()
+        assert not (replace(case, sink=True).options["bias"] == np.finfo(np.float32).min).any()
+        assert np.isfinite(bias[..., 9, :]).any()
+    assert case.id == f"bias-b2-q20-k30-h4x2-d8-bf16-bias_{axes}_float32"
+
+
 def test_options_go_where_the_kernel_is():
     class Elsewhere:
         @staticmethod
         def asarray(x):
             return ("there", x.tobytes())
 
-    case = Case("options", 1, 5, 7, 4, 2, 8, window_size=(3, 1), softcap=2.0, sink=True, alibi=True)
+    case = Case("options", 1, 5, 7, 4, 2, 8, window_size=(3, 1), softcap=2.0, sink=True, alibi=True, bias="qk")
     there = case.options_on(Elsewhere)
     for name, value in case.options.items():
-        assert there[name] == (("there", value.tobytes()) if name in ("sink", "alibi_slopes") else value)
+        assert there[name] == (("there", value.tobytes()) if name in ("sink", "alibi_slopes", "bias") else value)
 
 
 def test_id_tells_everything_that_differs():

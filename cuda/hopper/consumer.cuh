@@ -1,6 +1,7 @@
 // The consumer role: a warpgroup computes 64 query rows of each tile. Its inner loop is the algorithm of the paper
 // (arXiv 2407.08608, algorithm 2), and its twin is cupyfa/oracles/online.py.
 #pragma once
+#include "hopper/bias.cuh"
 #include "hopper/epilogue.cuh"
 #include "hopper/gemm.cuh"
 #include "hopper/place.cuh"
@@ -56,13 +57,24 @@ __device__ inline void round_from(u32 (&P)[S.tile_n / 4], const float (&scores)[
   for (int i = 0; i < S.tile_n / 4; ++i) P[i] = ptx::cvt_rn_x2<S.dtype>(scores[2 * i], scores[2 * i + 1]);
 }
 
+/// What ScoreMod leaves for the softmax.
+template <FwdSpec S>
+__device__ inline auto make_logits(const FwdParams& p) {
+  if constexpr (S.bias != Bias::none) {
+    return NaturalLogits();
+  } else {
+    return ScaledScores(S.alibi ? 1.f : p.scale_log2);
+  }
+}
+
 template <FwdSpec S>
 __device__ inline auto make_softmax(const FwdParams& p) {
-  const float scale_log2 = S.alibi ? 1.f : p.scale_log2;
+  const auto logits = make_logits<S>(p);
+  using Logits = decltype(make_logits<S>(p));
   if constexpr (S.speculative) {
-    return SpeculativeSoftmax<S.dtype, S.exp2_fma>(scale_log2);
+    return SpeculativeSoftmax<Logits, S.dtype, S.exp2_fma>(logits);
   } else {
-    return OnlineSoftmax<S.rescale_threshold>(scale_log2);
+    return OnlineSoftmax<Logits, S.rescale_threshold>(logits);
   }
 }
 
@@ -72,7 +84,8 @@ class Consumer {
  public:
   __device__ Consumer(const FwdParams& p, Storage<S>& storage)
       : p_(p), place_(Place<S>::of_thread()), works_(storage.qo, storage.work_barriers, storage.tiles),
-        K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), turn_(place_.warpgroup) {}
+        K_(storage.k, storage.k_barriers), V_(storage.v, storage.v_barriers), bias_(p, storage, place_),
+        turn_(place_.warpgroup) {}
 
   __device__ void run() {
     if constexpr (S.three_stage) {
@@ -116,7 +129,8 @@ class Consumer {
 
       int j = blocks.end - 1;
       if (j > blocks.begin) k = K_.wait();  // of the first round below
-      if constexpr (S.modifies_scores()) score_mod.apply(scores, j);
+      bias_.begin(works_.tile(work));
+      if constexpr (S.modifies_scores()) score_mod.apply(scores, j, bias_.fetch(j));
       mask.apply(scores, j, blocks);
       // Nothing was accumulated before: there is no O to scale.
       if constexpr (S.speculative) {
@@ -135,10 +149,11 @@ class Consumer {
         const Slot v = V_.wait();
         issue_output<S>(O, P, v.data);  // O += P_{j+1} V_{j+1}
         turn_.pass();
+        const BiasFragment<S> bias = bias_.fetch(j);  // in the registers that P_next will have
         complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
         release(k);
         // From here to the next wait everything runs under the O product.
-        if constexpr (S.modifies_scores()) score_mod.apply(scores, j);
+        if constexpr (S.modifies_scores()) score_mod.apply(scores, j, bias);
         mask.apply(scores, j, blocks);
         bool same_frame;  // of O
         RowPair shrink;
@@ -219,6 +234,7 @@ class Consumer {
       auto softmax = make_softmax<S>(p_);
       Output O;
       clear(O);
+      bias_.begin(works_.tile(work));
       turn_.wait();
       for (int j = blocks.end - 1; j >= blocks.begin; --j) {
         Scores scores;
@@ -226,9 +242,10 @@ class Consumer {
         const Slot k = K_.wait();
         issue_scores<S>(scores, rows_of(work), k.data);
         turn_.pass();
+        const BiasFragment<S> bias = bias_.fetch(j);
         complete<0>(scores);  // proves S_j
         release(k);
-        if constexpr (S.modifies_scores()) score_mod.apply(scores, j);
+        if constexpr (S.modifies_scores()) score_mod.apply(scores, j, bias);
         mask.apply(scores, j, blocks);
         RowPair shrink;
         if (!softmax.update(scores, shrink)) scale_rows(O, shrink);
@@ -283,6 +300,7 @@ class Consumer {
   typename Storage<S>::WorkConsumer works_;
   typename Storage<S>::KConsumer K_;
   typename Storage<S>::VConsumer V_;
+  BiasReader<S> bias_;
   Turn<S> turn_;
 };
 

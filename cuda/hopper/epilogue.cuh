@@ -20,7 +20,7 @@ __device__ inline RowPair close_rows(const FwdParams& p, const TileOf<S>& tile, 
   const float shift = S.softcap ? p.softcap : 0.f;
   RowPair inverse;
   if constexpr (S.sink) {
-    inverse = softmax.finish(lse, (p.sink[tile.head * p.sink_stride] - shift) * log2_e);
+    inverse = softmax.finish(lse, Softmax::of_natural(p.sink[tile.head * p.sink_stride] - shift));
   } else {
     inverse = softmax.finish(lse);
   }

@@ -9,7 +9,8 @@
 //     its WGMMA                                               | S[n-1] |  O += P[n] V[n]              | ...
 //   storer, 1 thread     waits for O, stores it
 //
-// K' and so on are of the next tile. Without pingpong, which is how the selected kernels are, nobody waits for a turn.
+// K' and so on are of the next tile. Without pingpong, which is how the selected kernels are, nobody waits for a turn. A
+// bias that TMA copies comes behind the K of its block; a consumer reads its part while the scores are computed.
 //
 // Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. A speculative
 // softmax has no maximum to wait for: P[n-1] is there before O += P[n] V[n] is complete, and O is rescaled only in the
@@ -17,8 +18,8 @@
 // with the first scores of the next tile; under these, O is normalised and handed to the storer.
 //
 // Reading order: this file, consumer.cuh (the mainloop), producer.cuh, storer.cuh, storage.cuh, work.cuh and ring.cuh (how
-// they meet), tile_scheduler.cuh (which tiles), score_mod.cuh, mask.cuh, softmax.cuh and speculative_softmax.cuh (the arithmetic),
-// epilogue.cuh. three_stage.cuh is another mainloop, and unspecialized.cuh the kernel without roles: for comparisons.
+// they meet), tile_scheduler.cuh (which tiles), bias.cuh, score_mod.cuh, mask.cuh, logits.cuh, softmax.cuh and
+// speculative_softmax.cuh (the arithmetic), epilogue.cuh. three_stage.cuh is another mainloop, and unspecialized.cuh the kernel without roles: for comparisons.
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/storage.cuh"
@@ -68,6 +69,10 @@ constexpr bool is_valid() {
   static_assert(S.warp_specialized && !S.three_stage || !S.window && !S.modifies_scores() && !S.varlen,
                 "windows, score modifiers and packed sequences are written for the roles and two stages: set "
                 "warp_specialized=True, three_stage=False");
+  static_assert(S.bias != Bias::none || !S.bias_float32, "no bias has no type: set bias_float32=False");
+  static_assert(S.bias == Bias::none || !S.varlen, "a bias is written for batches, not for packed sequences");
+  static_assert(!BiasBox<S>::copied || BiasBox<S>::cols <= 256,
+                "a TMA box has at most 256 columns: set tile_n to 192 or less");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }
@@ -83,6 +88,7 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
     initialise(storage.work_barriers, storage.tiles, consumer_warps<S>);
     initialise(storage.k_barriers, consumer_warps<S>);
     initialise(storage.v_barriers, consumer_warps<S>);
+    if constexpr (BiasBox<S>::copied) initialise(storage.bias.barriers, consumer_warps<S>);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();  // proves that the barriers are initialised
@@ -107,6 +113,8 @@ __constant__ KernelTraits forward_traits = {
     .tile_m = S.tile_m,
     .tile_n = S.tile_n,
     .box_cols = panel_cols,
+    .bias_box_cols = BiasBox<S>::copied ? BiasBox<S>::cols : 0,
+    .bias_box_rows = BiasBox<S>::copied ? BiasBox<S>::rows : 0,
     .persistent = S.scheduler != Scheduler::one_tile,
     .dynamic = S.scheduler == Scheduler::dynamic,
     .producer_registers = S.setmaxnreg ? S.producer_registers() : 0,

@@ -35,8 +35,39 @@ struct Keys {
   __device__ Rows from(int row) const { return {row, head, batch}; }
 };
 
+/// Copies blocks of the bias, if there is one to copy.
+template <FwdSpec S>
+class BiasProducer {
+ public:
+  __device__ BiasProducer(const FwdParams& p, Storage<S>& storage)
+      : p_(p), ring_(storage.bias.data, storage.bias.barriers) {
+    ptx::prefetch_tensormap(p.bias);
+  }
+
+  /// The block that begins with this key.
+  __device__ void load(const TileOf<S>& tile, int key) {
+    const Slot slot = ring_.acquire();
+    ptx::cp_async_bulk_tensor_4d_load(slot.data, p_.bias, key, S.bias == Bias::row ? 0 : tile.m * S.tile_m,
+                                      p_.bias_stride_head == 0 ? 0 : tile.head,
+                                      p_.bias_stride_batch == 0 ? 0 : tile.batch, slot.full);
+  }
+
+ private:
+  const FwdParams& p_;
+  typename Storage<S>::BiasProducer ring_;
+};
+
+template <FwdSpec S>
+  requires(!BiasBox<S>::copied)
+class BiasProducer<S> {
+ public:
+  __device__ BiasProducer(const FwdParams&, Storage<S>&) {}
+  __device__ void load(const TileOf<S>&, int) {}
+};
+
 /// The order of loads is the order in which slots become free, and the order of use: K runs one block ahead of V, into the
-/// next tile as well, and with it the next Q. A single Q slot is free only after the last V of its tile.
+/// next tile as well, and with it the next Q and a block of the bias. A single Q slot is free only after the last V of its
+/// tile.
 template <FwdSpec S>
 __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   typename Storage<S>::WorkProducer works(storage.qo, storage.work_barriers, storage.tiles);
@@ -45,6 +76,7 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   ptx::prefetch_tensormap(p.q);
   ptx::prefetch_tensormap(p.k);
   ptx::prefetch_tensormap(p.v);
+  BiasProducer<S> bias(p, storage);
 
   const auto load_k = [&](const Keys& keys, int row) {
     load<S, S.head_dim, S.tile_n>(p.k, K.acquire(), keys.from(row));
@@ -72,15 +104,18 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   Keys keys = Keys::of<S>(p, tile);
   load_k(keys, keys.last);
   post(tile);
+  bias.load(tile, keys.last);
   while (tile.valid()) {
     const Keys these = keys;
     for (int row = these.last; row > these.first + S.tile_n; row -= S.tile_n) {
       load_k(these, row - S.tile_n);
+      bias.load(tile, row - S.tile_n);
       load_v(these, row);
     }
     tiles.advance();  // here a draw is back before the next slot is free, and it binds the CTA no earlier than it must
     if (these.last > these.first) {
       load_k(these, these.first);
+      bias.load(tile, these.first);
       load_v(these, these.first + S.tile_n);
     }
     tile = tiles.tile();
@@ -90,6 +125,7 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
     }
     if constexpr (S.q_stages > 1) post_or_close(tile);
     load_v(these, these.first);
+    if (tile.valid()) bias.load(tile, keys.last);
     if constexpr (S.q_stages == 1) post_or_close(tile);
   }
   // No tail: consumers wait for every tile that was asked for, so nothing is in flight when they exit.

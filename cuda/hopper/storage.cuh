@@ -10,6 +10,29 @@ namespace cupyfa::hopper {
 /// Named barriers of a CTA; 0 is __syncthreads(). One of each kind for each of the at most three consumer warpgroups.
 enum NamedBarrier : int { turn_barrier = 1, epilogue_barrier = turn_barrier + 3 };
 
+/// A block of the bias in shared memory, as TMA writes it without a swizzle: row after row.
+template <FwdSpec S>
+struct BiasBox {
+  static constexpr bool copied = S.bias == Bias::tile || S.bias == Bias::row;
+  static constexpr int element_bytes = S.bias_float32 ? 4 : 2;
+  static constexpr int rows = S.bias == Bias::row ? 1 : S.tile_m;
+  // Eight columns more than a tile has: modulo 128 bytes, rows then begin an odd multiple of 16 or 32 bytes apart, and the
+  // rows of a warp's load are in different banks. A single row is a multiple of 128 bytes, where the next slot begins.
+  static constexpr int cols = S.bias == Bias::row ? (S.tile_n + 63) / 64 * 64 : S.tile_n + 8;
+  static constexpr int pitch = S.bias == Bias::row ? 0 : cols * element_bytes;
+  static constexpr int bytes = rows * cols * element_bytes;
+};
+
+template <FwdSpec S>
+struct BiasStorage {};
+
+template <FwdSpec S>
+  requires(BiasBox<S>::copied)
+struct BiasStorage<S> {
+  alignas(128) unsigned char data[S.stages][BiasBox<S>::bytes];
+  RingBarriers<S.stages> barriers;
+};
+
 template <FwdSpec S>
 struct Storage {
   static constexpr int q_bytes = panels(S.head_dim) * panel_bytes(S.tile_m);
@@ -25,6 +48,7 @@ struct Storage {
   WorkBarriers<S.q_stages> work_barriers;
   RingBarriers<S.stages> k_barriers;
   RingBarriers<S.stages> v_barriers;
+  [[no_unique_address]] BiasStorage<S> bias;
 
   using WorkProducer = hopper::WorkProducer<TileOf<S>, S.q_stages, qo_bytes>;
   using WorkConsumer = hopper::WorkConsumer<TileOf<S>, S.q_stages, qo_bytes>;
@@ -32,6 +56,8 @@ struct Storage {
   using KConsumer = RingConsumer<S.stages, k_bytes>;
   using VProducer = RingProducer<S.stages, v_bytes>;
   using VConsumer = RingConsumer<S.stages, v_bytes>;
+  using BiasProducer = RingProducer<S.stages, BiasBox<S>::bytes>;
+  using BiasConsumer = RingConsumer<S.stages, BiasBox<S>::bytes>;
 };
 
 /// Each consumer warp answers for itself: its part of the products that read a K or V slot is complete, its rows of O

@@ -45,6 +45,21 @@ __device__ inline float min_nan(float a, float b) {
   return y;
 }
 
+/// One of two packed numbers, the lower or the upper one, widened.
+template <DType dtype>
+__device__ inline float unpack(u32 packed, bool upper) {
+  if constexpr (dtype == DType::bfloat16) return __builtin_bit_cast(float, upper ? packed & 0xffff0000 : packed << 16);
+  float y;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %1;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "}"
+      : "=f"(y)
+      : "r"(upper ? packed >> 16 : packed));
+  return y;
+}
+
 /// Two floats rounded to nearest even and packed, `low` in the lower half.
 template <DType dtype>
 __device__ inline u32 cvt_rn_x2(float low, float high) {

@@ -91,14 +91,18 @@ def _float64_blocks(inputs: Inputs) -> Iterator[tuple[slice, Any]]:
     """
     cell = inputs.cell
     size, (left, right) = cell.seqlen, cell.bounds
-    anywhere = left is None and right is None and not cell.alibi  # no row knows its place
+    anywhere = left is None and right is None and not cell.alibi and "q" not in cell.bias  # no row knows its place
     heads = {name: _to_numpy(inputs.options[name][-1:]) for name in ("sink", "alibi_slopes") if name in inputs.options}
     for stop in sorted({min(_BLOCK, size), (size + _BLOCK) // 2 if size > _BLOCK else size, size}):
         rows = slice(max(0, stop - _BLOCK), stop)
         end = size if right is None else min(size, stop + right)
         q = _to_numpy(inputs.q[-1:, rows.start : stop if anywhere else end, -1:])
         k, v = (_to_numpy(x[-1:, :end, -1:]) for x in (inputs.k, inputs.v))
-        exact, _ = dense.attention(q, k, v, **(inputs.options | heads))
+        options = inputs.options | heads
+        if inputs.bias is not None:
+            of_rows = slice(None) if inputs.bias.shape[2] == 1 else slice(rows.start, rows.start + q.shape[1])
+            options["bias"] = _to_numpy(inputs.bias[-1:, -1:, of_rows, :end])
+        exact, _ = dense.attention(q, k, v, **options)
         yield rows, exact[:, : stop - rows.start]
 
 

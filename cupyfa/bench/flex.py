@@ -1,4 +1,4 @@
-"""torch's compiled flex_attention: the peer that takes windows, a softcap and slopes.
+"""torch's compiled flex_attention: the peer that takes windows, a softcap, slopes and a bias.
 
 The block mask is made outside of the timing, and so is the compilation: the check of the result is the first call.
 """
@@ -48,7 +48,7 @@ def mask_mod(cell: Cell) -> Modifier | None:
     return mask
 
 
-def score_mod(cell: Cell, tanh: Callable[[Any], Any], slopes: Any) -> Modifier | None:
+def score_mod(cell: Cell, tanh: Callable[[Any], Any], slopes: Any, bias: Any) -> Modifier | None:
     """Return what a problem does to its scaled scores.
 
     Parameters
@@ -59,6 +59,8 @@ def score_mod(cell: Cell, tanh: Callable[[Any], Any], slopes: Any) -> Modifier |
         The hyperbolic tangent.
     slopes : array or None
         (heads,), float32.
+    bias : array or None
+        (batch, heads, seqlen, seqlen), with 1 for an axis along which it is the same.
 
     Returns
     -------
@@ -66,13 +68,18 @@ def score_mod(cell: Cell, tanh: Callable[[Any], Any], slopes: Any) -> Modifier |
         Takes score, batch, head, query and key; None where scores stay as they are.
     """
     cap = cell.softcap
-    if cap is None and slopes is None:
+    if cap is None and slopes is None and bias is None:
         return None
+    has_b, has_h, has_q, has_k = (axis in cell.bias for axis in "bhqk")
 
     def modify(score: Any, b: Any, h: Any, row: Any, key: Any) -> Any:
         if cap is not None:
             score = cap * tanh(score / cap)
-        return score if slopes is None else score - slopes[h] * abs(row - key)
+        if slopes is not None:
+            score = score - slopes[h] * abs(row - key)
+        if bias is not None:
+            score = score + bias[b if has_b else 0, h if has_h else 0, row if has_q else 0, key if has_k else 0]
+        return score
 
     return modify
 
@@ -88,7 +95,8 @@ def _prepare(inputs: Inputs) -> Contestant:
         lengths = {"Q_LEN": cell.seqlen, "KV_LEN": cell.seqlen}
         blocks = flex.create_block_mask(mask, B=None, H=None, **lengths, device=q.device)
     slopes = None if inputs.alibi_slopes is None else to_torch(inputs.alibi_slopes)
-    modify, grouped = score_mod(cell, torch.tanh, slopes), cell.heads_kv is not None
+    bias = None if inputs.bias is None else to_torch(inputs.bias)
+    modify, grouped = score_mod(cell, torch.tanh, slopes, bias), cell.heads_kv is not None
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         return flex.flex_attention(q, k, v, score_mod=modify, block_mask=blocks, enable_gqa=grouped)
@@ -111,5 +119,5 @@ FLEX = Peer(
     ("torch.nn.attention.flex_attention", "torch"),
     ("torch",),
     _prepare,
-    takes=frozenset({"window", "softcap", "alibi"}),
+    takes=frozenset({"window", "softcap", "alibi", "bias"}),
 )

@@ -2,7 +2,8 @@
 
 A window saves the keys outside of it, but the kernel computes whole tiles: the table shows the operations that count,
 and those of the tiles. A softcap, a sink and ALiBi slopes add work to scores or rows: their cost is the ratio to the
-kernel without them, under the same mask and in the same rounds. The peer is torch's flex_attention, which has no sink.
+kernel without them, under the same mask and in the same rounds. An additive bias has to be read as well: `biases`. The
+peer is torch's flex_attention, which has no sink.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import cupyfa
 from cupyfa.bench import manifest, notes
+from cupyfa.bench.biases import biases, format_biases, read_bandwidth
 from cupyfa.bench.clocks import Clocks
 from cupyfa.bench.columns import errors, line, quotient, speed
 from cupyfa.bench.correctness import LIMIT_TEXT
@@ -39,8 +41,8 @@ __all__ = [
 
 #: Of the command, for its help.
 DESCRIPTION = (
-    "Time sliding windows, a softcap, a sink and ALiBi slopes, beside torch's flex_attention. Exit status: 0; 1 if "
-    "cupyfa was wrong somewhere; 2 without a GPU, or for wrong usage."
+    "Time sliding windows, a softcap, a sink, ALiBi slopes and an additive bias, beside torch's flex_attention. Exit "
+    "status: 0; 1 if cupyfa was wrong somewhere; 2 without a GPU, or for wrong usage."
 )
 
 _CAUSAL, _FULL = (None, 0), (None, None)
@@ -220,17 +222,22 @@ def run(options: argparse.Namespace) -> int:
 
     present, found = invite([FLEX], options.peers)
     clocks = Clocks(cupy.cuda.Device().pci_bus_id)
-    parts = windows(), modifiers()
+    parts = windows(), modifiers(), biases()
     timing = present, options.rounds, clocks, options.batch_seconds
     with cupy.cuda.Stream.null:  # the legacy default stream, which is also torch's
         cupyfa.warmup([cell.warmup_call for groups in parts for group in groups for cell in group])
-        windowed, modified = (
-            measure_all(title, groups, *timing) for title, groups in zip(("windows", "modifiers"), parts, strict=True)
+        windowed, modified, biased = (
+            measure_all(title, groups, *timing)
+            for title, groups in zip(("windows", "modifiers", "biases"), parts, strict=True)
         )
-    rows = [*windowed, *modified]
+        bandwidth = read_bandwidth(options.rounds, batch_seconds=options.batch_seconds)
+    rows = [*windowed, *modified, *biased]
     header = manifest.environment(clocks, found, options.batch_seconds)
     if options.json:
         manifest.write(options.json, header, rows, None, baseline=FLEX.name)
-    tables = [*format_windows(windowed), "", *format_modifiers(modified)]
-    print("\n".join([*tables, "", *format_notes(rows, found, header)]))
+    tables = [*format_windows(windowed), "", *format_modifiers(modified), "", *format_biases(biased, bandwidth)]
+    reading = (
+        f"* Read us: the bytes of the bias at {bandwidth / 1e12:.2f} TB/s, as a kernel read memory that only reads."
+    )
+    print("\n".join([*tables, "", *format_notes(rows, found, header), reading]))
     return 0 if all(row.checks["cupyfa"].passed for row in rows) else 1

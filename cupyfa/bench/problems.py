@@ -38,6 +38,10 @@ class Cell:
         What scores are capped at; None for no cap.
     sink, alibi : bool
         Whether heads have a further logit, or slopes.
+    bias : str
+        The axes that an additive bias has, of "bhqk"; it is the same along the others, and empty for none.
+    bias_dtype : {"float32", "same"}
+        Type of the bias; "same" is that of q.
     """
 
     head_dim: int
@@ -51,6 +55,8 @@ class Cell:
     softcap: float | None = None
     sink: bool = False
     alibi: bool = False
+    bias: str = ""
+    bias_dtype: str = "float32"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -79,16 +85,18 @@ class Cell:
     def modifiers(self) -> str:
         """What changes the scores, or nothing."""
         named = {f"softcap {self.softcap or 0:g}": self.softcap is not None, "sink": self.sink, "ALiBi": self.alibi}
+        named[f"bias {self.bias} {self.bias_dtype}"] = bool(self.bias)
         return ", ".join(name for name, there in named.items() if there)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a contestant has to support beside the causal mask: some of window, softcap, sink and alibi."""
+        """What a contestant has to support beside the causal mask: some of window, softcap, sink, alibi and bias."""
         needed = {
             "window": self.window_size != _WHOLE,
             "softcap": self.softcap is not None,
             "sink": self.sink,
             "alibi": self.alibi,
+            "bias": bool(self.bias),
         }
         return frozenset(name for name, there in needed.items() if there)
 
@@ -103,6 +111,22 @@ class Cell:
         return options
 
     @property
+    def bias_shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, seqlen, seqlen), each 1 if the bias lacks the axis."""
+        sizes = {"b": self.batch, "h": self.heads, "q": self.seqlen, "k": self.seqlen}
+        batch, heads, rows, keys = (size if axis in self.bias else 1 for axis, size in sizes.items())
+        return batch, heads, rows, keys
+
+    @property
+    def bias_bytes(self) -> int:
+        """The least that has to be read of the bias: the elements of pairs that see each other, or all."""
+        if not self.bias:
+            return 0
+        batch, heads, rows, keys = self.bias_shape
+        pairs = self.visible_pairs if {"q", "k"} <= set(self.bias) else rows * keys
+        return batch * heads * pairs * (4 if self.bias_dtype == "float32" else 2)
+
+    @property
     def warmup_call(self) -> dict[str, Any]:
         """The call as :func:`cupyfa.warmup` takes it."""
         return {
@@ -111,6 +135,7 @@ class Cell:
             "dtype": _dtype(self),
             "sink": self.sink,
             "alibi_slopes": self.alibi,
+            **({"bias": self.bias_shape, "bias_dtype": _dtype_of_bias(self)} if self.bias else {}),
             **self.options,
         }
 
@@ -177,6 +202,8 @@ class Inputs:
         Where cupyfa writes; full of NaN at first.
     sink, alibi_slopes : array or None
         (heads,), float32, where the problem has them.
+    bias : array or None
+        (batch, heads, seqlen, seqlen), with 1 for an axis that it lacks.
     """
 
     cell: Cell
@@ -186,16 +213,21 @@ class Inputs:
     out: Any
     sink: Any = None
     alibi_slopes: Any = None
+    bias: Any = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of ``attention``, without those that are not set."""
-        arrays = {"sink": self.sink, "alibi_slopes": self.alibi_slopes}
+        arrays = {"sink": self.sink, "alibi_slopes": self.alibi_slopes, "bias": self.bias}
         return self.cell.options | {name: array for name, array in arrays.items() if array is not None}
 
 
 def _dtype(cell: Cell) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if cell.dtype == "bfloat16" else np.float16)
+
+
+def _dtype_of_bias(cell: Cell) -> np.dtype[Any]:
+    return np.dtype(np.float32) if cell.bias_dtype == "float32" else _dtype(cell)
 
 
 def make_inputs(cell: Cell, xp: Any) -> Inputs:
@@ -211,7 +243,7 @@ def make_inputs(cell: Cell, xp: Any) -> Inputs:
     Returns
     -------
     Inputs
-        Random q, k, v and a poisoned out; a random sink and the customary slopes, 2^(-8/heads), 2^(-16/heads), ...
+        Random q, k, v and a poisoned out; a random sink and bias; the customary slopes, 2^(-8/heads), 2^(-16/heads) ...
     """
     return share_inputs([cell], xp)[0]
 
@@ -241,5 +273,6 @@ def share_inputs(cells: Sequence[Cell], xp: Any) -> list[Inputs]:
         slopes = None
         if cell.alibi:
             slopes = xp.asarray(np.exp2(-8 * np.arange(1, cell.heads + 1) / cell.heads).astype(np.float32))
-        inputs.append(Inputs(cell, q, k, v, out, sink, slopes))
+        bias = random_array(cell.bias_shape, _dtype_of_bias(cell), 5, xp=xp) if cell.bias else None
+        inputs.append(Inputs(cell, q, k, v, out, sink, slopes, bias))
     return inputs

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cupyfa.compiler import Compiled, compile_offline
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 __all__ = ["TILES", "Row", "code_bytes", "measure", "payload", "spec_of", "table"]
 
@@ -86,6 +86,8 @@ def spec_of(head_dim: int, tile_m: int, tile_n: int, *, dtype: DType, causal: bo
         sink=False,
         softcap=False,
         alibi=False,
+        bias=Bias.NONE,
+        bias_float32=False,
         negate_scores=False,
         overlap=True,
         three_stage=True,

@@ -23,6 +23,7 @@ __all__ = [
     "check_softcap",
     "head_groups",
     "per_head",
+    "per_score",
     "resolve_scale",
     "row_chunks",
     "same_precision",
@@ -149,6 +150,39 @@ def per_head(
     return np.broadcast_to(values.astype(dtype), (batch, heads))
 
 
+def per_score(bias: Array | None, shape: tuple[int, int, int, int]) -> Array | None:
+    """Return an additive bias with a number for each score (0x01).
+
+    Parameters
+    ----------
+    bias : numpy.ndarray or None
+        Of a shape that broadcasts to `shape`.
+    shape : tuple of int
+        ``(batch, heads_q, seqlen_q, seqlen_k)``.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        A view of that shape; None if there is no bias.
+
+    Raises
+    ------
+    ValueError
+        If the shape does not broadcast.
+
+    Examples
+    --------
+    >>> per_score(np.zeros((1, 1, 5)), (2, 3, 4, 5)).shape
+    (2, 3, 4, 5)
+    """
+    if bias is None:
+        return None
+    try:
+        return np.broadcast_to(bias, shape)
+    except ValueError:
+        raise ContractViolation(f"attention: bias has shape {bias.shape}; it must broadcast to {shape}") from None
+
+
 def _distance(seqlen_q: int, seqlen_k: int, rows: slice) -> npt.NDArray[np.intp]:
     """Return how far each key is from the key that is aligned with the row: ``(rows, seqlen_k)``."""
     diagonal = np.arange(seqlen_q)[rows] + (seqlen_k - seqlen_q)
@@ -225,11 +259,13 @@ def attention(
     softcap: float | None = None,
     sink: Array | None = None,
     alibi_slopes: Array | None = None,
+    bias: Array | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Compute attention in float64, the reference of every test.
 
     ``out = softmax(softmax_scale * q @ k.T + mask) @ v`` and ``lse = log(sum(exp(softmax_scale * q @ k.T + mask)))``
-    (specification 0x01; arXiv 2407.08608, section 2.1). The options act in this order: softcap, ALiBi, mask, sink.
+    (specification 0x01; arXiv 2407.08608, section 2.1). The options act in this order: softcap, ALiBi and bias, mask,
+    sink.
 
     Parameters
     ----------
@@ -252,6 +288,8 @@ def attention(
     alibi_slopes : numpy.ndarray, optional
         Shape ``(heads_q,)`` or ``(batch, heads_q)``: scores lose so much for every key that lies between theirs and
         the diagonal, after the cap.
+    bias : numpy.ndarray, optional
+        Broadcast to ``(batch, heads_q, seqlen_q, seqlen_k)``: is added to the scores after the cap.
 
     Returns
     -------
@@ -287,6 +325,7 @@ def attention(
     scale = resolve_scale(softmax_scale, q.shape[3])
     slopes = per_head("alibi_slopes", alibi_slopes, q.shape[0], q.shape[2], np.float64, of_batch=True)
     sinks = per_head("sink", sink, q.shape[0], q.shape[2], np.float64)
+    bias = per_score(bias, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype=np.float64)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, dtype=np.float64)
     bounds = window_bounds(causal, window_size)
@@ -303,6 +342,8 @@ def attention(
                     S = softcap * np.tanh(S / softcap)
                 if slopes is not None:
                     S -= slopes[b, h][:, None, None] * _distance(q.shape[1], k.shape[1], rows)
+                if bias is not None:
+                    S += bias[b, h, rows].astype(np.float64)
                 if seen is not None:
                     S = np.where(seen, S, -np.inf)
                 m = S.max(axis=-1, keepdims=True)
@@ -330,6 +371,7 @@ def same_precision(
     softcap: float | None = None,
     sink: Array | None = None,
     alibi_slopes: Array | None = None,
+    bias: Array | None = None,
 ) -> tuple[Array, npt.NDArray[np.float32]]:
     """Compute the plain algorithm at the kernel's precision: the yardstick of unavoidable error (0x01).
 
@@ -343,10 +385,12 @@ def same_precision(
     q, k, v : numpy.ndarray
         As for `attention`; float16 or bfloat16 (float32 works and rounds nothing on the way).
     softmax_scale : float, optional
-        Factor on the scores, ``1 / sqrt(head_dim)`` by default. Enters as ``float32(softmax_scale * log2(e))``.
+        Factor on the scores, ``1 / sqrt(head_dim)`` by default. Enters as ``float32(softmax_scale * log2(e))``, and as
+        ``float32(softmax_scale)`` with a bias: logits are natural ones then, which a bias near the end of float32 may
+        not overflow.
     causal : bool, optional
         Bottom-right aligned causal mask.
-    window_size, softcap, sink, alibi_slopes : optional
+    window_size, softcap, sink, alibi_slopes, bias : optional
         As for `attention`. ``P`` is relative to the largest score of a key: relative to a larger sink, float16 would
         lose what float32 keeps.
 
@@ -373,11 +417,14 @@ def same_precision(
     check_softcap(softcap)
     dtype = q.dtype
     scale = resolve_scale(softmax_scale, q.shape[3])
+    base = _LOG2_E if bias is None else 1.0  # of natural logits, in the base of ours
     # With a softcap the argument of tanh, else a logit.
-    factor = np.float32(scale * _LOG2_E if softcap is None else scale / softcap)
+    factor = np.float32(scale * base if softcap is None else scale / softcap)
     slopes = per_head("alibi_slopes", alibi_slopes, q.shape[0], q.shape[2], np.float32, of_batch=True)
     sinks = per_head("sink", sink, q.shape[0], q.shape[2], np.float32)
-    zero, one, ln2, log2_e = np.float32(0), np.float32(1), np.float32(math.log(2)), np.float32(_LOG2_E)
+    bias = per_score(bias, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    zero, one, of_natural = np.float32(0), np.float32(1), np.float32(base)
+    to_base_2, ln2 = np.float32(_LOG2_E / base), np.float32(math.log(2))
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, dtype=np.float32)
     bounds = window_bounds(causal, window_size)
@@ -391,24 +438,29 @@ def same_precision(
                     seen = visible(q.shape[1], k.shape[1], causal, rows, window_size)
                 S = np.matmul(Q[:, rows], K.swapaxes(1, 2)) * factor
                 if softcap is not None:
-                    S = np.float32(softcap * _LOG2_E) * np.tanh(S)
+                    S = np.float32(softcap * base) * np.tanh(S)
                 if slopes is not None:
                     distance = _distance(q.shape[1], k.shape[1], rows).astype(np.float32)
-                    S -= (slopes[b, h] * log2_e)[:, None, None] * distance
+                    S -= (slopes[b, h] * of_natural)[:, None, None] * distance
+                if bias is not None:
+                    S += bias[b, h, rows].astype(np.float32)
                 if seen is not None:
                     S = np.where(seen, S, np.float32(-np.inf))
                 m = S.max(axis=-1, keepdims=True)
-                P = np.exp2(S - np.where(np.isneginf(m), zero, m))
+                P = np.exp2((S - np.where(np.isneginf(m), zero, m)) * to_base_2)
                 total = P.sum(axis=-1, keepdims=True)
                 O = weighted_sum(P.astype(dtype).astype(np.float32), V, seen)
                 if sinks is not None:
                     # The larger one of maximum and sink is what the sum is relative to from here on.
-                    sink_log2 = (sinks[b, h] * log2_e)[:, None, None]
-                    top = np.maximum(m, sink_log2)
+                    of_head = (sinks[b, h] * of_natural)[:, None, None]
+                    top = np.maximum(m, of_head)
                     reference = np.where(np.isneginf(top), zero, top)
-                    shrink = np.exp2(m - reference)
-                    O, total = O * shrink, total * shrink + np.exp2(sink_log2 - reference)
+                    shrink = np.exp2((m - reference) * to_base_2)
+                    O, total = O * shrink, total * shrink + np.exp2((of_head - reference) * to_base_2)
                     m = top
                 out[b, rows, h] = (O / np.where(total == 0, one, total)).astype(dtype)
-                lse[b, h, rows] = ((m + np.log2(total)) * ln2)[..., 0]
+                if bias is None:
+                    lse[b, h, rows] = ((m + np.log2(total)) * ln2)[..., 0]
+                else:
+                    lse[b, h, rows] = (m + np.log2(total) * ln2)[..., 0]
     return out, lse

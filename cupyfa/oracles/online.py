@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .dense import check_shapes, check_softcap, head_groups, per_head, resolve_scale
+from .dense import check_shapes, check_softcap, head_groups, per_head, per_score, resolve_scale
 from .mask import TileMask, Window, weighted_sum, window_bounds
 from .softmax import OnlineSoftmax, SpeculativeSoftmax
 from .violations import check_range
@@ -80,18 +80,20 @@ class _ScoreMod:
     scale: float
     softcap: float | None
     slopes: Float32Array | None  # (heads, 1, 1)
+    bias: Array | None  # (heads, seqlen_q, seqlen_k)
 
-    @property
-    def _scale_log2(self) -> np.float32:
-        """What makes logits in base 2 of the scores, capped or not; the sign of the scale is in Q."""
+    def _factor(self, base: float) -> np.float32:
+        """Return what makes logits of the scores, capped or not; the sign of the scale is in Q."""
         scale = abs(self.scale) if self.softcap is None else 2 * self.softcap
         # A scale of 0 becomes the smallest number: scores still vanish against it, but a masked score stays -inf.
-        return np.float32(max(scale * _LOG2_E, _SMALLEST_SCALE))
+        return np.float32(max(scale * base, _SMALLEST_SCALE))
 
     @property
-    def scale_of_softmax(self) -> np.float32:
-        """What the softmax scales by: 1 where it gets logits."""
-        return self._scale_log2 if self.slopes is None else np.float32(1)
+    def scale_of_softmax(self) -> np.float32 | None:
+        """What the softmax scales by: 1 where it gets logits, None where these are natural ones."""
+        if self.bias is not None:
+            return None
+        return self._factor(_LOG2_E) if self.slopes is None else np.float32(1)
 
     @property
     def shift(self) -> np.float32:
@@ -104,10 +106,15 @@ class _ScoreMod:
             # c tanh(x) - c = -2 c / (exp(2 x) + 1), which is 0 or -2 c once the exponential is infinite or 0.
             e = np.exp2(scores * np.float32(2 * _LOG2_E * abs(self.scale) / self.softcap))
             scores = np.float32(1) / (np.float32(-1) - e)
+        if self.bias is not None:
+            of_block = self.bias[:, mask.row_begin : mask.row_end, mask.keys(j)]
+            scores = _fma(self._factor(1), scores, of_block.astype(np.float32))
         if self.slopes is None:
             return scores
         distance = np.abs(mask.keys(j) - mask.diagonal[:, None]).astype(np.float32)
-        return _fma(-(self.slopes * np.float32(_LOG2_E)), distance, scores * self._scale_log2)
+        if self.bias is not None:
+            return _fma(-self.slopes, distance, scores)
+        return _fma(-(self.slopes * np.float32(_LOG2_E)), distance, scores * self._factor(_LOG2_E))
 
 
 def _mainloop(
@@ -143,7 +150,7 @@ def _consume(
     tiles: tuple[int, int],
     dtype: npt.DTypeLike,
     make_mask: Callable[[int, int], TileMask],
-    make_softmax: Callable[[tuple[int, ...], np.float32], OnlineSoftmax | SpeculativeSoftmax],
+    make_softmax: Callable[[tuple[int, ...], np.float32 | None], OnlineSoftmax | SpeculativeSoftmax],
 ) -> tuple[Array, Float32Array]:
     """Work through the query tiles of some heads; every array is (heads, seqlen, d), and `sink` is (heads, 1, 1)."""
     (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n) = Q.shape, K.shape[1], tiles
@@ -174,6 +181,7 @@ def attention(
     softcap: float | None = None,
     sink: Array | None = None,
     alibi_slopes: Array | None = None,
+    bias: Array | None = None,
     out: Array | None = None,
     lse: Float32Array | None = None,
     tile_m: int = 128,
@@ -187,8 +195,10 @@ def attention(
     Scores are ``q @ k.T``, or ``-q @ k.T`` for a negative scale; ``exp2`` replaces ``exp``, with the factor
     ``float32(abs(softmax_scale) * log2(e))`` in its argument. With a softcap, scores become ``(tanh(x) - 1) / 2``
     before the mask, and that factor ``float32(2 * softcap * log2(e))``: the softmax does not see the shift, and the lse
-    gets it back at the end. With slopes, scores become logits in base 2, and the factor is 1. ``P`` is rounded to the
-    input type before it multiplies ``v``; the row sum takes the unrounded values, and a sink joins it at the end.
+    gets it back at the end. With slopes, scores become logits in base 2, and the factor is 1. With a bias, they become
+    natural logits, by ``fma(score, float32(abs(softmax_scale)), bias)``, and the factor is ``float32(log2(e))``. ``P``
+    is rounded to the input type before it multiplies ``v``; the row sum takes the unrounded values, and a sink joins it
+    at the end.
 
     Parameters
     ----------
@@ -202,7 +212,7 @@ def attention(
         Factor on the scores, ``1 / sqrt(head_dim)`` by default. May be 0 or negative.
     causal : bool, optional
         Bottom-right aligned causal mask.
-    window_size, softcap, sink, alibi_slopes : optional
+    window_size, softcap, sink, alibi_slopes, bias : optional
         As for `cupyfa.oracles.dense.attention`.
     out : numpy.ndarray, optional
         Written in place and returned if given: shape ``(batch, seqlen_q, heads_q, head_dim_v)``, type of `q`, any
@@ -253,13 +263,14 @@ def attention(
     (batch, seqlen_q, heads_q, head_dim), seqlen_k = q.shape, k.shape[1]
     slopes = per_head("alibi_slopes", alibi_slopes, batch, heads_q, np.float32, of_batch=True)
     sinks = per_head("sink", sink, batch, heads_q, np.float32)
+    bias = per_score(bias, (batch, heads_q, seqlen_q, seqlen_k))
     out = _result("out", out, (batch, seqlen_q, heads_q, v.shape[3]), q.dtype)
     lse = _result("lse", lse, (batch, heads_q, seqlen_q), np.dtype(np.float32))
 
     def make_mask(begin: int, end: int) -> TileMask:
         return TileMask(begin, end, seqlen_q, seqlen_k, tile_n, causal, window_size)
 
-    def make_softmax(shape: tuple[int, ...], scale_log2: np.float32) -> OnlineSoftmax | SpeculativeSoftmax:
+    def make_softmax(shape: tuple[int, ...], scale_log2: np.float32 | None) -> OnlineSoftmax | SpeculativeSoftmax:
         if speculative:
             return SpeculativeSoftmax(shape, scale_log2, q.dtype, exp2_fma)
         return OnlineSoftmax(shape, scale_log2, rescale_threshold)
@@ -272,7 +283,7 @@ def attention(
             _, lse[...] = OnlineSoftmax(lse.shape, 1.0).finish(_columns(sinks))
             return out, lse
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
-            score_mod = _ScoreMod(scale, softcap, _columns(slopes, b, h))
+            score_mod = _ScoreMod(scale, softcap, _columns(slopes, b, h), None if bias is None else bias[b, h])
             out[b, :, h], lse[b, h] = _consume(
                 Q, K, V, score_mod, _columns(sinks, b, h), (tile_m, tile_n), q.dtype, make_mask, make_softmax
             )

@@ -6,20 +6,18 @@ is in `cupyfa.oracles.online`, which also says what still differs.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .logits import NaturalLogits, ScaledScores
 from .violations import ContractViolation
 
 __all__ = ["OnlineSoftmax", "SpeculativeSoftmax"]
 
 Float32Array = npt.NDArray[np.float32]
 
-_LN2 = np.float32(math.log(2))
-_LOG2_E = np.float32(math.log2(math.e))
 # The accumulator layout of WGMMA: a warp has 16 of a warpgroup's 64 rows. Four threads share a row, and each of them
 # has two neighbouring columns of every eight.
 _WARP_ROWS = 16
@@ -29,19 +27,10 @@ _SUMS = 8
 class _Softmax:
     """What the two kinds share: rows with a sum, against a reference."""
 
-    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32) -> None:
-        if not 0 < scale_log2 < math.inf:
-            raise ContractViolation(f"softmax: scale_log2 is {scale_log2}; it must be positive and finite")
-        self.scale_log2 = np.float32(scale_log2)
+    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32 | None) -> None:
+        self.logits: ScaledScores | NaturalLogits
+        self.logits = NaturalLogits() if scale_log2 is None else ScaledScores(scale_log2)
         self.sum: Float32Array = np.zeros((*shape, 1), dtype=np.float32)
-
-    def scaled(self, maximum: Float32Array) -> Float32Array:
-        """Return ``maximum * scale_log2``, rounded: the same maximum always gives the same reference.
-
-        A maximum that stays then shrinks by exactly 1. An fma in the exponent of `shrink` would leave the rounding
-        error of this product there, and the sum would drift by 2**-24 in each block.
-        """
-        return maximum * self.scale_log2
 
     def _check(self, scores: Float32Array) -> None:
         """Refuse a block that is not made of this softmax' rows."""
@@ -49,16 +38,20 @@ class _Softmax:
             wanted = (*self.sum.shape[:-1], "keys")
             raise ContractViolation(f"softmax: scores have shape {scores.shape}; they must be {wanted}")
 
-    def _exponentials(self, scores: Float32Array, reference: Float32Array) -> Float32Array:
-        """Return ``exp2(fma(score, scale_log2, -reference))``."""
-        result = self._exponents(scores, reference)
+    def _exponentials(
+        self, scores: Float32Array, scale: np.float32 | Float32Array, reference: Float32Array
+    ) -> Float32Array:
+        """Return ``exp2(fma(score, scale, -reference))``."""
+        result = self._exponents(scores, scale, reference)
         np.exp2(result, out=result)
         return result
 
-    def _exponents(self, scores: Float32Array, reference: Float32Array) -> Float32Array:
-        """Return ``fma(score, scale_log2, -reference)``: float64 holds the product exactly."""
+    def _exponents(
+        self, scores: Float32Array, scale: np.float32 | Float32Array, reference: Float32Array
+    ) -> Float32Array:
+        """Return ``fma(score, scale, -reference)``: float64 holds the product exactly."""
         exponents = scores.astype(np.float64)
-        exponents *= np.float64(self.scale_log2)
+        exponents *= scale.astype(np.float64)
         exponents -= reference
         return exponents.astype(np.float32)
 
@@ -67,16 +60,16 @@ class _Softmax:
     ) -> tuple[Float32Array, Float32Array]:
         """Return the factor that normalises O, and the lse."""
         zero, one = np.float32(0), np.float32(1)
-        sink_log2 = np.float32(-np.inf) if sink is None else sink * _LOG2_E
+        logit = np.full_like(reference, -np.inf) if sink is None else self.logits.of_natural(sink)
         # The sink may be the larger one: relative to it nothing overflows, and a row without keys has it as its lse.
-        maximum = np.fmax(reference, sink_log2)
+        maximum = np.fmax(reference, logit)
         origin = np.where(np.isneginf(maximum), zero, maximum)
-        shrink = np.exp2(reference - origin)  # without a sink 1
+        shrink = self.logits.exponential(reference - origin)  # without a sink 1
         product = self.sum.astype(np.float64) * shrink
-        total: Float32Array = (product + np.exp2(sink_log2 - origin)).astype(np.float32)  # an fma
+        total: Float32Array = (product + self.logits.exponential(logit - origin)).astype(np.float32)  # an fma
         # The sum of a row without keys is 0. It is NaN if all of a row's scores are: no maximum shows them.
         inverse: Float32Array = np.where(empty, self.sum, shrink * (one / np.where(empty, one, total)))
-        lse = (maximum + np.log2(total)) * _LN2  # without keys and sink: -inf + -inf
+        lse = self.logits.lse(maximum, total)  # without keys and sink: -inf + -inf
         return inverse, lse[..., 0]
 
 
@@ -94,8 +87,9 @@ class OnlineSoftmax(_Softmax):
     ----------
     shape : tuple of int
         ``(..., rows)``.
-    scale_log2 : float
-        Rounded to float32. Positive, so that masked scores stay -inf.
+    scale_log2 : float or None
+        What makes logits in base 2 of the scores: rounded to float32, and positive, so that masked scores stay -inf.
+        None: they are natural logits, see `cupyfa.oracles.logits`.
     threshold : int, optional
         While no maximum of a warp's 16 rows has grown by more than this, in base 2, the old ones stay (0x09). With 0
         they always move. Row 0 is the first of a warp.
@@ -114,7 +108,7 @@ class OnlineSoftmax(_Softmax):
     1.0
     """
 
-    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32, threshold: int = 0) -> None:
+    def __init__(self, shape: tuple[int, ...], scale_log2: float | np.float32 | None, threshold: int = 0) -> None:
         super().__init__(shape, scale_log2)
         self.threshold = threshold
         self.maximum: Float32Array = np.full((*shape, 1), -np.inf, dtype=np.float32)
@@ -139,13 +133,15 @@ class OnlineSoftmax(_Softmax):
         # fmax, as on the GPU, passes over a NaN score; its exponential is NaN, and so is the sum.
         maximum = np.fmax(self.maximum, np.fmax.reduce(scores, axis=-1, keepdims=True))
         if self.threshold:
-            near = self.scaled(maximum) - self.scaled(self.maximum) <= self.threshold  # not where the old one is -inf
+            scale = self.logits.scale(maximum)
+            near = maximum * scale - self.maximum * scale <= self.threshold  # not where the old one is -inf
             maximum = np.where(_whole_warps(near), self.maximum, maximum)
         # A row that has seen no key has -inf: any finite reference makes its exponentials 0 rather than NaN.
-        reference = np.where(np.isneginf(maximum), np.float32(0), self.scaled(maximum))
-        shrink = np.exp2(self.scaled(self.maximum) - reference)
+        scale = self.logits.scale(maximum)
+        reference = np.where(np.isneginf(maximum), np.float32(0), maximum * scale)
+        shrink = np.exp2(self.maximum * scale - reference)
         self.maximum = maximum
-        scores = self._exponentials(scores, reference)
+        scores = self._exponentials(scores, scale, reference)
         self.sum = self.sum * shrink + scores.sum(axis=-1, keepdims=True)
         return scores, shrink
 
@@ -165,7 +161,7 @@ class OnlineSoftmax(_Softmax):
             float32, ``(..., rows)``, natural logarithm; for a row without keys the sink, or -inf.
         """
         # Told by the maximum: a sum that has vanished otherwise must not pass for "no key".
-        return self._finish(self.scaled(self.maximum), np.isneginf(self.maximum), sink)
+        return self._finish(self.logits.kept(self.maximum), np.isneginf(self.maximum), sink)
 
 
 class SpeculativeSoftmax(_Softmax):
@@ -184,8 +180,8 @@ class SpeculativeSoftmax(_Softmax):
     Attributes
     ----------
     reference : numpy.ndarray
-        float32, ``(..., rows, 1)``: the scaled maximum of the scores at hand when it was taken; the true one may be
-        larger. -inf before the first key: no block is in range then.
+        float32, ``(..., rows, 1)``: the maximum of the scores at hand when it was taken, scaled unless they are natural
+        logits; the true one may be larger. -inf before the first key: no block is in range then.
     sum : numpy.ndarray
         float32, ``(..., rows, 1)``: the sum of ``exp2(scale_log2 * score - reference)`` so far, of unrounded terms.
     limit : numpy.float32
@@ -201,7 +197,7 @@ class SpeculativeSoftmax(_Softmax):
     ----------
     shape : tuple of int
         ``(..., rows)``. Row 0 is the first of a warp.
-    scale_log2 : float
+    scale_log2 : float or None
         As in `OnlineSoftmax`.
     dtype : data-type
         What P is rounded to: float16 or bfloat16.
@@ -225,7 +221,7 @@ class SpeculativeSoftmax(_Softmax):
     LIMITS: Final = {"bfloat16": 2.0**60, "float16": 2.0**15}
 
     def __init__(
-        self, shape: tuple[int, ...], scale_log2: float | np.float32, dtype: npt.DTypeLike, exp2_fma: int = 0
+        self, shape: tuple[int, ...], scale_log2: float | np.float32 | None, dtype: npt.DTypeLike, exp2_fma: int = 0
     ) -> None:
         super().__init__(shape, scale_log2)
         self.exp2_fma = exp2_fma
@@ -264,27 +260,29 @@ class SpeculativeSoftmax(_Softmax):
         if moves.any():
             self.corrections += int(np.count_nonzero(moves[..., ::_WARP_ROWS, :]))
             self.untried += int(np.count_nonzero(~self.try_next[..., ::_WARP_ROWS, :]))
-            # As in OnlineSoftmax, but scaled maxima are compared.
-            maximum = np.fmax(self.reference, self.scaled(np.fmax.reduce(scores, axis=-1, keepdims=True)))
-            reference = np.where(np.isneginf(maximum), np.float32(0), maximum)
-            shrink = np.where(moves, np.exp2(self.reference - reference), shrink)
+            # As in OnlineSoftmax, but kept maxima are compared.
+            maximum = np.fmax(self.reference, self.logits.kept(np.fmax.reduce(scores, axis=-1, keepdims=True)))
+            scale = self.logits.scale(maximum)
+            reference = np.where(np.isneginf(maximum), np.float32(0), self.logits.in_frame(maximum, maximum))
+            shrink = np.where(moves, np.exp2(self.logits.in_frame(self.reference, maximum) - reference), shrink)
             # So much in all columns of a sum makes it the limit. A first key tells nothing about the next block.
             expected = self.limit / -(-scores.shape[-1] // _SUMS)
             calm = (shrink > 1 / expected) | np.isneginf(self.reference)
             self.try_next = _whole_warps(calm)
             self.reference = np.where(moves, maximum, self.reference)
-            probabilities = np.where(moves, self._exponentials(scores, reference), probabilities)
+            probabilities = np.where(moves, self._exponentials(scores, scale, reference), probabilities)
             sums = _block_sums(probabilities)
         self.sum = self.sum * shrink + sums.sum(axis=-1, keepdims=True)
         return probabilities, shrink
 
     def _tried(self, scores: Float32Array) -> Float32Array:
         """Return the probabilities of a block relative to the references at hand."""
+        scale, reference = self.logits.scale(self.reference), self.logits.in_frame(self.reference, self.reference)
         if not self.exp2_fma:
-            return self._exponentials(scores, self.reference)
+            return self._exponentials(scores, scale, reference)
         from .exp2.polynomial import exp2_polynomial  # noqa: PLC0415 - for comparisons: not with the library
 
-        exponents = self._exponents(scores, self.reference)
+        exponents = self._exponents(scores, scale, reference)
         probabilities = np.exp2(exponents)
         group = np.arange(scores.shape[-1]) // _SUMS
         on_fma = group * self.exp2_fma % 8 + self.exp2_fma >= 8  # evenly spread

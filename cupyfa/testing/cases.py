@@ -70,9 +70,14 @@ class Case:
         What scores are capped at; None for no cap.
     sink, alibi : bool
         Whether heads have a further logit, or slopes; `options` has the values.
+    bias : str
+        The axes that an additive bias has, of "bhqk"; it is the same along the others, and empty for none. `options`
+        has the values.
+    bias_dtype : {"float32", "same"}
+        Type of the bias; "same" is that of q.
     options : dict
-        The keyword arguments that the oracles take: softmax_scale and causal, and those of window_size, softcap, sink
-        and alibi_slopes that are set.
+        The keyword arguments that the oracles take: softmax_scale and causal, and those of window_size, softcap, sink,
+        alibi_slopes and bias that are set.
     np_dtype : numpy.dtype
         The data type as an object.
     id : str
@@ -96,6 +101,8 @@ class Case:
     softcap: float | None = None
     sink: bool = False
     alibi: bool = False
+    bias: str = ""
+    bias_dtype: str = "float32"
 
     @property
     def id(self) -> str:
@@ -112,6 +119,7 @@ class Case:
             "" if self.softcap is None else f"cap{self.softcap:g}",
             "sink" if self.sink else "",
             "alibi" if self.alibi else "",
+            f"bias_{self.bias}_{self.bias_dtype}" if self.bias else "",
         ]
         return "-".join(part for part in parts if part)
 
@@ -137,6 +145,8 @@ class Case:
             options["sink"] = self._sink()
         if self.alibi:
             options["alibi_slopes"] = self._slopes()
+        if self.bias:
+            options["bias"] = self._bias()
         return options
 
     def options_on(self, xp: Any) -> dict[str, Any]:
@@ -170,6 +180,24 @@ class Case:
         if self.batch % 2 or not self.batch:
             return slopes
         return np.stack([np.roll(slopes, -b) for b in range(self.batch)])
+
+    def _bias(self) -> npt.NDArray[Any]:
+        """Return numbers as large as scores, with hidden keys among them, a row that sees none, and one of the lowest.
+
+        That one only without a sink, beside which its keys would vanish.
+        """
+        sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_k}
+        shape = [size if axis in self.bias else 1 for axis, size in sizes.items()]
+        while len(shape) > 2 and "bhqk"[-len(shape)] not in self.bias:
+            del shape[0]
+        dtype = np.float32 if self.bias_dtype == "float32" else self.np_dtype
+        bias: npt.NDArray[Any] = random_array(shape, dtype, seed=3, amplitude=2.0)
+        bias[bias > 3.0] = -np.inf
+        if "q" in self.bias and self.seqlen_q > 8:
+            bias[..., 7, :] = -np.inf
+            if not self.sink:
+                bias[..., 8, :] = ml_dtypes.finfo(dtype).min  # type: ignore[no-untyped-call]
+        return bias
 
     def make_inputs(self, seed: int = 0, xp: Any = np) -> tuple[Any, Any, Any]:
         """Make q, k and v, contiguous in the order of `layout`.
@@ -458,10 +486,46 @@ def _alibi() -> Iterator[Case]:
     yield Case("alibi", 1, 180, 301, 4, 4, 64, "float16", True, -0.125, alibi=True)
 
 
-def _mixed() -> Iterator[Case]:
-    """Windows, caps, sinks and slopes together.
+def _bias() -> Iterator[Case]:
+    """Yield cases of an additive bias, with all axes and without each, in both types; it hides some keys, and a row.
 
-    Shows steps in another order than cap, slope, mask and sink, and an argument that took the place of another one.
+    Shows the element of another row, key, head or batch, one scaled like a score or in the wrong base, a broadcast axis
+    that was walked, a row without keys that became NaN, a slot of the bias that was given back too early, and what lies
+    behind the end of a row. Rows of seqlen_k elements are copied by TMA where they are multiples of 16 bytes.
+    """
+    every = [
+        ("bhqk", 304),
+        ("hqk", 304),
+        ("qk", 304),
+        ("bqk", 304),
+        ("bk", 304),
+        ("k", 304),
+        ("bhq", 304),
+        ("hqk", 301),
+    ]
+    for (axes, sk), (dtype, causal), of in zip(every * 2, _toggles(), "ssssffffffffssss", strict=False):
+        kind = "same" if of == "s" else "float32"
+        yield Case("bias", 2, 150, sk, 4, 2, 128 if causal else 64, dtype, causal, bias=axes, bias_dtype=kind)
+    for head_dim, head_dim_v, dtype in _TILES:
+        for kind in ("same", "float32"):
+            yield Case("bias", 1, 150, 280, 2, 1, head_dim, dtype, head_dim_v=head_dim_v, bias="hqk", bias_dtype=kind)
+        yield Case("bias", 1, 150, 275, 2, 1, head_dim, dtype, True, head_dim_v=head_dim_v, bias="hqk")
+    yield Case("bias", 1, 300, 72, 2, 1, 64, "float16", True, bias="hqk", bias_dtype="same")
+    yield Case("bias", 1, 16, 43, 16, 16, 64, "bfloat16", bias="hqk")
+    yield Case("bias", 1, 1, 1000, 8, 2, 128, "bfloat16", bias="hqk", bias_dtype="same")
+    yield Case("bias", 2, 130, 0, 4, 2, 64, "float16", bias="qk")
+    yield Case("bias", 2, 180, 304, 4, 4, 128, "bfloat16", True, -0.125, "BHSD", bias="bhqk")
+    yield Case("bias", 1, 180, 304, 4, 4, 64, "float16", False, 0.0, bias="hqk", bias_dtype="same")
+    yield Case("bias", 1, 257, 392, 4, 2, 128, "bfloat16", True, amplitude=8.0, bias="hqk", bias_dtype="same")
+    # Several tiles per thread block.
+    yield Case("bias", 10, 129, 136, 16, 4, 128, "bfloat16", bias="hqk", bias_dtype="same")
+    yield Case("bias", 14, 140, 160, 12, 4, 64, "float16", True, bias="qk")
+
+
+def _mixed() -> Iterator[Case]:
+    """Windows, caps, sinks, slopes and biases together.
+
+    Shows steps in another order than cap, slope and bias, mask, sink, and an argument that took the place of another.
     """
     every: dict[str, Any] = {"window_size": (60, 20), "softcap": 15.0, "sink": True, "alibi": True}
     for pair, (dtype, _) in zip(itertools.combinations(every, 2), _toggles(), strict=False):
@@ -474,6 +538,14 @@ def _mixed() -> Iterator[Case]:
         yield Case("mixed", 2, 140, 203, 6, 1, 128, dtype, True, layout=layout, **causal)
     yield Case("mixed", 2, 300, 70, 4, 1, 64, "float16", True, -1.0, **every)
     yield Case("mixed", 2, 513, 130, 3, 1, 128, "bfloat16", **every)
+    for name, value in every.items():
+        options = {name: value}
+        yield Case("mixed", 2, 150, 280, 4, 2, 64, "float16", **options, bias="hqk")
+        yield Case("mixed", 2, 150, 280, 4, 2, 128, "bfloat16", **options, bias="bqk", bias_dtype="same")
+    for (head_dim, head_dim_v, dtype), kind in zip(_TILES, itertools.cycle(("same", "float32")), strict=False):
+        options = every | {"bias": "qk", "bias_dtype": kind}
+        yield Case("mixed", 1, 150, 280, 6, 2, head_dim, dtype, head_dim_v=head_dim_v, **options)
+    yield Case("mixed", 1, 150, 275, 6, 2, 128, "bfloat16", True, -1.0, **every, bias="hqk")
 
 
 #: The attention problems that every kernel is held to: over 150, cheap enough for a float64 oracle on two cores.
@@ -495,6 +567,7 @@ CASES: tuple[Case, ...] = tuple(
         _softcap(),
         _sink(),
         _alibi(),
+        _bias(),
         _mixed(),
     )
 )

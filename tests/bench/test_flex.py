@@ -24,6 +24,10 @@ OPTIONS = [
     {"softcap": 0.5},
     {"alibi": True},
     {"softcap": 1.0, "alibi": True, "window_size": (30, 0)},
+    {"bias": "bhqk"},
+    {"bias": "qk", "bias_dtype": "same", "causal": True},
+    {"bias": "bk", "softcap": 1.0, "alibi": True},
+    {"bias": "hq"},
 ]
 
 
@@ -36,8 +40,8 @@ def test_functions_of_indices_are_those_of_the_oracle(options):
     if mask is not None:
         assert np.array_equal(mask(0, 0, row, key), visible(80, 80, cell.causal, window_size=cell.window_size))
     assert (mask is None) == (cell.bounds == (None, None))
-    modify = flex.score_mod(cell, np.tanh, inputs.alibi_slopes)
-    assert (modify is None) == (cell.softcap is None and not cell.alibi)
+    modify = flex.score_mod(cell, np.tanh, inputs.alibi_slopes, inputs.bias)
+    assert (modify is None) == (cell.softcap is None and not cell.alibi and not cell.bias)
 
 
 class Tensor(np.ndarray):

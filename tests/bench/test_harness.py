@@ -68,9 +68,11 @@ def test_causal_cuts_a_window():
 
 def test_problem_in_words():
     assert str(SMALL) == "bfloat16 d16 causal S200 B2 H2"
-    windowed = dataclasses.replace(SMALL, window_size=(64, 0), softcap=50.0, sink=True, alibi=True, heads_kv=1)
-    assert str(windowed) == "bfloat16 d16 window (64, 0) S200 B2 H2/1 softcap 50, sink, ALiBi"
-    assert windowed.needs == {"window", "softcap", "sink", "alibi"}
+    windowed = dataclasses.replace(
+        SMALL, window_size=(64, 0), softcap=50.0, sink=True, alibi=True, bias="qk", heads_kv=1
+    )
+    assert str(windowed) == "bfloat16 d16 window (64, 0) S200 B2 H2/1 softcap 50, sink, ALiBi, bias qk float32"
+    assert windowed.needs == {"window", "softcap", "sink", "alibi", "bias"}
     assert SMALL.needs == frozenset()
     masks = {(None, None): "full", (None, 0): "causal", (3, None): "3, all", (None, 2): "all, 2", (0, 0): "0, 0"}
     plain = dataclasses.replace(SMALL, causal=False)
@@ -202,6 +204,9 @@ def test_every_length_can_be_checked(seqlen):
         {"sink": True},
         {"alibi": True},
         {"alibi": True, "window_size": (50, 10), "softcap": 1.0, "sink": True},
+        {"bias": "bhqk"},
+        {"bias": "qk", "bias_dtype": "same", "window_size": (50, 10)},
+        {"bias": "bk"},
     ],
     ids=str,
 )

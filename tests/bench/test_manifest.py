@@ -11,12 +11,13 @@ from cupyfa.bench.harness import Spread, Timing
 from cupyfa.bench.manifest import Row
 from cupyfa.bench.peers import Availability
 from cupyfa.bench.problems import Cell
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 CELL = Cell(head_dim=128, seqlen=1024, batch=16, heads=16, causal=True)
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
-    varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, negate_scores=False,
+    varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, bias=Bias.NONE,
+    bias_float32=False, negate_scores=False,
     overlap=True, three_stage=False,
     speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=True, warp_specialized=True,
     scheduler=Scheduler.PERSISTENT, longest_first=True, setmaxnreg=True,
@@ -40,6 +41,7 @@ def test_row_has_everything_that_explains_a_figure():
     assert entry["problem"] == {
         "head_dim": 128, "seqlen": 1024, "batch": 16, "heads": 16, "causal": True, "dtype": "bfloat16",
         "heads_kv": None, "window_size": (None, None), "softcap": None, "sink": False, "alibi": False,
+        "bias": "", "bias_dtype": "float32",
     }  # fmt: skip
     assert entry["spec"] == str(SPEC)
     assert entry["timing_boundary"] == "CUDA events around a batch of N calls, host overhead overlapped"

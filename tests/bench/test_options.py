@@ -10,7 +10,7 @@ from bench.fakes import install_fake_gpu
 from problems import make_problem
 
 import cupyfa
-from cupyfa.bench import options
+from cupyfa.bench import biases, options
 from cupyfa.bench.correctness import Check
 from cupyfa.bench.harness import Contestant, Timing
 from cupyfa.bench.manifest import Row
@@ -23,7 +23,9 @@ from cupyfa.select import H200, select
 SMALL = Cell(head_dim=16, seqlen=64, batch=1, heads=2, causal=False)
 WINDOWED = dataclasses.replace(SMALL, window_size=(8, 0))
 CAPPED = dataclasses.replace(SMALL, softcap=50.0)
-EVERY = [cell for groups in (options.windows(), options.modifiers()) for group in groups for cell in group]
+BIASED = dataclasses.replace(SMALL, bias="qk")
+PARTS = (options.windows(), options.modifiers(), biases.biases())
+EVERY = [cell for groups in PARTS for group in groups for cell in group]
 
 
 def kernel(cell):
@@ -38,6 +40,8 @@ def kernel(cell):
         dtype=cell.warmup_call["dtype"],
         sink=cell.sink,
         alibi=cell.alibi,
+        bias=cell.bias_shape if cell.bias else None,
+        bias_dtype=cell.warmup_call.get("bias_dtype"),
         **cell.options,
     )
     return select(problem, H200).spec
@@ -75,8 +79,28 @@ def test_modifiers():
     assert [group[0].head_dim for group in groups] == [64, 64, 128, 128]
 
 
+def test_biases():
+    groups = biases.biases()
+    assert [(group[0].head_dim, group[0].causal, group[0].bias) for group in groups] == [
+        (64, False, ""),
+        (64, True, ""),
+        (128, False, ""),
+        (128, True, ""),
+    ]
+    each = [(axes, dtype) for axes in ("bhqk", "qk", "bk") for dtype in ("same", "float32")]
+    assert all([(cell.bias, cell.bias_dtype) for cell in group[1:]] == each for group in groups)
+    full, causal = groups[2], groups[3]
+    pairs = 4096 * 4096
+    assert [cell.bias_bytes for cell in full] == [
+        *(0, 4 * 16 * pairs * 2, 4 * 16 * pairs * 4, pairs * 2, pairs * 4),
+        *(4 * 4096 * 2, 4 * 4096 * 4),
+    ]
+    assert causal[1].bias_bytes == 4 * 16 * (4096 * 4097 // 2) * 2
+    assert causal[1].bias_shape == (4, 16, 4096, 4096)
+
+
 def test_a_group_is_of_one_shape():
-    for group in (*options.windows(), *options.modifiers()):
+    for group in [group for groups in PARTS for group in groups]:
         assert len({(cell.shape, cell.shape_kv, cell.dtype) for cell in group}) == 1
         assert len(set(group)) == len(group)
 
@@ -183,6 +207,24 @@ def test_each_problem_has_its_plain_one():
         assert all(line.split(" | ")[4] == "1.000 [1.000..1.000]" for line in lines[2:])
 
 
+def test_table_of_biases():
+    plain, same, float32 = biases.biases()[2][:3]
+    rows = [row_of(plain), row_of(same, own=(1.25e-3, 1e-3, 4e-3)), row_of(float32, own=(2e-3, 2e-3, 2e-3), flex=None)]
+    lines = biases.format_biases(rows, 2 * float32.bias_bytes / 3e-3)  # 1.5 ms for float32, half of that for bfloat16
+    assert lines[0] == (
+        "| head_dim | mask | bias | cupyfa | us | read us | of plain [min..max] | of the smaller rate | flex | "
+        "cupyfa / flex [min..max] | cupyfa error | of limit |"
+    )
+    assert lines[2].startswith("| 128 | full | none | 550 | 1000 | 0 | 1.000 [1.000..1.000] | 1.000 | 275 | 2.000 [")
+    assert lines[3].startswith("| 128 | full | bhqk bfloat16 | 440 | 1250 | 750 | 0.800 [0.500..1.000] | 0.800 | 275 |")
+    assert lines[4].startswith(
+        "| 128 | full | bhqk float32 | 275 | 2000 | 1500 | 0.500 [0.500..1.000] | 0.750 | - | - |"
+    )
+    assert len({line.count("|") for line in lines}) == 1
+    bad = Row(plain, None, {"cupyfa": Check(False, message="differs")}, {})
+    assert "| bhqk bfloat16 | 550 | 1000 | 1 | - | - |" in biases.format_biases([bad, row_of(same)], 4e15)[3]
+
+
 HEADER = {
     "batch_seconds": 0.01,
     "gpu": "H200",
@@ -232,6 +274,8 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(measure, "__defaults__", (fake_timer, None, 0.01))
     monkeypatch.setattr(options, "windows", lambda: [[WINDOWED, SMALL]])
     monkeypatch.setattr(options, "modifiers", lambda: [[SMALL, CAPPED]])
+    monkeypatch.setattr(options, "biases", lambda: [[SMALL, BIASED]])
+    monkeypatch.setattr(options, "read_bandwidth", lambda rounds, batch_seconds: 4.25e12)
     warm = []
     monkeypatch.setattr(cupyfa, "warmup", warm.extend)
     return warm
@@ -243,11 +287,14 @@ def test_whole_run_with_a_fake_gpu(bench, fake_gpu, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "| 16 | 2/2 | 8, 0 |" in out
     assert "| 16 | full | softcap 50 | 0 | 1.000 [1.000..1.000] | - | - |" in out
+    assert "| 16 | full | qk float32 | 0 | 1000 | 0 | 1.000 [1.000..1.000] | 1.000 | - | - |" in out
+    assert "* Read us: the bytes of the bias at 4.25 TB/s" in out
     assert "absent: ModuleNotFoundError" in out
     assert "bfloat16 d16 full S64 B1 H2 softcap 50: cupyfa ok" in err
-    assert fake_gpu == [cell.warmup_call for cell in (WINDOWED, SMALL, SMALL, CAPPED)]
+    assert fake_gpu == [cell.warmup_call for cell in (WINDOWED, SMALL, SMALL, CAPPED, SMALL, BIASED)]
     record = json.loads(path.read_text(encoding="utf-8"))
-    assert [row["problem"]["softcap"] for row in record["rows"]] == [None, None, None, 50.0]
+    assert [row["problem"]["softcap"] for row in record["rows"]] == [None, None, None, 50.0, None, None]
+    assert [row["problem"]["bias"] for row in record["rows"]] == ["", "", "", "", "", "qk"]
     assert record["rows"][0]["problem"]["window_size"] == [8, 0]
     assert record["rows"][0]["contestants"]["cupyfa"]["timing"]["speed_over_flex"] is None
 

@@ -61,6 +61,7 @@ class Subject:
     name: str
     problems: tuple[Problem, ...]
     causal: bool = False
+    bias: bool = False
     config: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
@@ -111,6 +112,14 @@ SUBJECTS = (
         ),
         config=(("q_stages", 1), PINGPONG),
     ),
+    Subject(
+        "bias",
+        (
+            *_problems((500, 192, 1), (200, 480, 2), (300, 96, 1), (200, 96, 1)),  # two; five; one; two tiles of one
+            *_problems((200, 384, 2), (500, 264, 1), scores="huge"),  # four; three
+        ),
+        bias=True,
+    ),
 )
 
 
@@ -156,6 +165,9 @@ class Bench:
         self.problem = problem
         self.seed = seed  # all problems of a subject begin alike: with one seed chance would decide alike, too
         q, k, v = problem.inputs()
+        options: dict[str, Any] = {"causal": subject.causal}
+        if subject.bias:
+            options["bias"] = random_array((problem.heads, problem.rows, problem.keys), "bfloat16", 3, amplitude=4.0)
         self.out: Guarded = guarded_empty((*q.shape[:3], v.shape[3]), q.dtype)
         self.lse: Guarded = guarded_empty((1, problem.heads, problem.rows), np.float32)
         self.out.array[...] = self.lse.array[...] = np.nan
@@ -164,7 +176,7 @@ class Bench:
             q,
             k,
             v,
-            causal=subject.causal,
+            **options,
             out=self.out.array,
             lse=self.lse.array,
             config=dict(subject.config),
@@ -172,8 +184,8 @@ class Bench:
         )
         assert self.prepared.kernel is not None
         self.kernel = self.prepared.kernel
-        self.reference, self.lse_reference = dense.attention(q, k, v, causal=subject.causal)
-        self.yardstick, _ = dense.same_precision(q, k, v, causal=subject.causal)
+        self.reference, self.lse_reference = dense.attention(q, k, v, **options)
+        self.yardstick, _ = dense.same_precision(q, k, v, **options)
         self.magnitude = score_magnitude(q, k)
 
     def launch(self, kernel: EmulatedKernel, policy: str, **options: Any) -> Run:

@@ -18,7 +18,7 @@ from cupyfa.emulator.opcodes import form_of
 from cupyfa.emulator.program import INSTRUCTION
 from cupyfa.emulator.ptx import parse
 from cupyfa.emulator.syntax import PtxError, UnsupportedInstruction
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 HERE = Path(__file__).parent
 
@@ -376,6 +376,8 @@ KERNEL = FwdSpec(
     sink=False,
     softcap=False,
     alibi=False,
+    bias=Bias.NONE,
+    bias_float32=False,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -400,7 +402,7 @@ def test_the_forward_kernel_decodes(kernel_ptx: str) -> None:
     parsed = parse(kernel_ptx)
     plain, shared = decode(parsed, optimise=False), decode(parsed)
     assert plain.max_threads == 384
-    assert plain.param_bytes == 704
+    assert plain.param_bytes == 896
     assert plain.dynamic_shared_offset == 0
     assert len(shared.code) < len(plain.code)
     assert shared.rows < plain.rows / 3

@@ -1,7 +1,8 @@
-"""Windows, softcap, sink and ALiBi: the kernel under the emulator against oracle and twin, and planted faults."""
+"""Windows, softcap, sink, ALiBi and bias: the kernel under the emulator against oracle and twin, and planted faults."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -16,7 +17,7 @@ from cupyfa.emulator import POLICIES
 from cupyfa.oracles import dense, online
 from cupyfa.testing import CASES, Case, as_bshd, assert_close, assert_lse_close, score_magnitude
 
-GROUPS = ("window", "softcap", "sink", "alibi", "mixed")
+GROUPS = ("window", "softcap", "sink", "alibi", "bias", "mixed")
 OPTIONS = [case for case in CASES if case.group in GROUPS]
 
 
@@ -82,6 +83,16 @@ SINK = Case("sink", 1, 300, 200, 4, 2, 64, "float16", True, sink=True)
 ALIBI = Case("alibi", 2, 150, 200, 4, 2, 64, "float16", alibi=True)
 SOFTCAP = Case("softcap", 1, 150, 200, 2, 1, 64, "float16", softcap=2.0)
 CAPPED_SINK = Case("mixed", 1, 150, 200, 4, 2, 64, "float16", softcap=2.0, sink=True)
+LOGITS, ARITHMETIC, READER, STORAGE = "logits.cuh", "ptx/arithmetic.cuh", "hopper/bias.cuh", "hopper/storage.cuh"
+PRODUCER = "hopper/producer.cuh"
+BIAS = Case("bias", 2, 150, 200, 4, 2, 64, "float16", bias="bhqk")
+BIAS_16 = dataclasses.replace(BIAS, dtype="bfloat16", bias_dtype="same")
+SHARED = dataclasses.replace(BIAS, bias="qk")
+SHARED_ROW = dataclasses.replace(BIAS, bias="bk")
+GATHERED = dataclasses.replace(BIAS, seqlen_k=203)
+GATHERED_16 = dataclasses.replace(GATHERED, bias_dtype="same")
+BIASED_SLOPES = dataclasses.replace(BIAS, alibi=True)
+BIASED_SINK = dataclasses.replace(BIAS, sink=True)
 FAULTS = {
     # name: file, pattern, replacement, the case that shows it
     "the window begins a key late": (MASK, r"row \+ p_\.first_diagonal", "row + 1 + p_.first_diagonal", WINDOW),
@@ -93,17 +104,77 @@ FAULTS = {
         "{S.tile_n - 1 + sequence.first_key(row_begin)",
         WINDOW,
     ),
-    "the sink is in base e": (EPILOGUE, r"shift\) \* log2_e", "shift)", SINK),
+    "the sink is in base e": (EPILOGUE, r"Softmax::of_natural", "", SINK),
     "the sink is of the key head": (EPILOGUE, r"p\.sink\[tile\.head ", "p.sink[tile.head_kv ", SINK),
     "the sink is not in the sum": (SOFTMAX, r"fmaf\(sum, shrink, [^;]*;", "sum * shrink;", SINK),
     "O keeps the frame of the keys": (SOFTMAX, r"shrink \* ptx::rcp", "ptx::rcp", SINK),
     "the cap is not added back": (EPILOGUE, r"__fadd_rn\(lse\.row\[r\], shift\)", "lse.row[r]", SOFTCAP),
     "the sink is not in the frame of the cap": (EPILOGUE, r" - shift\)", ")", CAPPED_SINK),
-    "a slope rises": (MOD, r"__fmul_rn\(-p\.alibi", "__fmul_rn(p.alibi", ALIBI),
+    "a slope rises": (MOD, r"= -p\.alibi", "= p.alibi", ALIBI),
     "a slope knows one direction": (MOD, r"fabsf\(", "(", ALIBI),
     "both rows have one distance": (MOD, r"block \* S\.tile_n - 8\)", "block * S.tile_n)", ALIBI),
     "slopes of the first batch": (MOD, r"tile\.batch \* p\.alibi_stride_batch \+ ", "", ALIBI),
     "slopes are aligned top-left": (MOD, r" - \(sequence\.seqlen_k\(\) - sequence\.seqlen_q\(\)\)", "", ALIBI),
+    "a slope is in base 2": (MOD, r"if constexpr \(S\.bias == Bias::none\) slope_", "slope_", BIASED_SLOPES),
+    "the bias is not added": (MOD, r"p_\.scale, bias\[i\]\)", "p_.scale, 0.f)", BIAS),
+    "the bias is scaled": (MOD, r"fmaf\(scores\[i\], p_\.scale, bias\[i\]\)", "(scores[i] + bias[i]) * p_.scale", BIAS),
+    "scores with a bias are in base 2": (LOGITS, r"0\.5f : log2_e", "0.5f : 1.f", BIAS),
+    "maxima near the end of float32 overflow": (LOGITS, r"fabsf\(maximum\) > 0x1p127f", "false", BIAS),
+    "the lse of a bias is in base 2": (
+        LOGITS,
+        r"ptx::lg2_approx_ftz\(sum\), ln_2",
+        "ptx::lg2_approx_ftz(sum), 1.f",
+        BIAS,
+    ),
+    "a sink beside a bias is in base 2": (
+        LOGITS,
+        r"\(float logit\) \{ return logit; \}",
+        "(float logit) { return logit * log2_e; }",
+        BIASED_SINK,
+    ),
+    "both halves of a word are one": (
+        ARITHMETIC,
+        r"upper \? packed & 0xffff0000 : packed << 16",
+        "packed << 16",
+        BIAS_16,
+    ),
+    "both rows have one bias": (READER, r"here \+ below, w", "here, w", BIAS),
+    "columns of a bias repeat": (READER, r"here \+ beside, w", "here, w", BIAS),
+    "matrices of a bias are exchanged": (
+        READER,
+        r"w\[i / 2 \+ 1\], w\[i / 2 \+ 2\]",
+        "w[i / 2 + 2], w[i / 2 + 1]",
+        BIAS_16,
+    ),
+    "warps read the bias of the first": (READER, r"\? place\.row\(\) :", "? place.lane() / 4 :", BIAS),
+    "lanes give the same rows to ldmatrix": (
+        READER,
+        r" - place\.lane\(\) / 4 \+ place\.lane\(\) % 16",
+        " - place.lane() / 4",
+        BIAS_16,
+    ),
+    "rows of a bias are as long as a tile": (
+        STORAGE,
+        r"0 : cols \* element_bytes",
+        "0 : S.tile_n * element_bytes",
+        BIAS,
+    ),
+    "a shared row is looked for in all": (STORAGE, r"pitch = S\.bias == Bias::row \? 0 :", "pitch =", SHARED_ROW),
+    "the bias of the next block": (PRODUCER, r"bias\.load\(tile, row - S\.tile_n\)", "bias.load(tile, row)", BIAS),
+    "the bias of the first tile": (PRODUCER, r"0 : tile\.m \* S\.tile_m", "0 : 0", BIAS),
+    "the bias of the key head": (PRODUCER, r"0 : tile\.head,", "0 : tile.head_kv,", BIAS),
+    "the bias of the first batch": (PRODUCER, r"0 : tile\.batch,", "0 : 0,", BIAS),
+    "a bias that heads share is walked": (PRODUCER, r"p_\.bias_stride_head == 0 \? 0 : ", "", SHARED),
+    "a bias that batches share is walked": (PRODUCER, r"p_\.bias_stride_batch == 0 \? 0 : ", "", SHARED),
+    "gathered keys are one late": (READER, r"min\(first \+ 8", "min(1 + first + 8", GATHERED),
+    "gathered rows are one": (READER, r"place_\.row\(\) \+ 8 \* r", "place_.row()", GATHERED),
+    "a gathered bias is of the key head": (READER, r"tile\.head \* p_\.bias", "tile.head_kv * p_.bias", GATHERED),
+    "halves of gathered words are exchanged": (
+        READER,
+        r"load\(first, i\);(.*)\n(.*)load\(first, i \+ 1\) << 16",
+        r"load(first, i + 1);\1\n\2load(first, i) << 16",
+        GATHERED_16,
+    ),
 }
 
 

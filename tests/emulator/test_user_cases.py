@@ -35,6 +35,9 @@ def check(backend: Any, arrays: tuple[Any, Any, Any], **options: Any) -> tuple[A
     plain, _ = dense.same_precision(*arrays, **options)
     assert_close(out, reference, plain)
     magnitude = score_magnitude(*arrays[:2], options.get("softmax_scale"), options.get("softcap"))
+    if "bias" in options:
+        bias = options["bias"].astype(np.float64)
+        magnitude = magnitude + np.abs(bias, where=np.isfinite(bias), out=np.zeros_like(bias)).max(axis=-1)
     assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
     return out, lse
 
@@ -45,6 +48,70 @@ def test_c01_more_queries_than_keys(backend: Any) -> None:
     assert not out[:, :3].any()
     assert np.isneginf(lse[..., :3]).all()
     np.testing.assert_array_equal(out[:, 3], v[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
+def test_c11_rows_of_the_most_negative_number_and_of_infinity(dtype: Any, backend: Any) -> None:
+    """No NaN: the first give the mean of V, the others count as rows without keys, and neither touches its neighbours.
+
+    As masks come from models: whole rows, the beginning or the end of a row, or all but one key.
+    """
+    arrays = inputs(20, 393, dtype=np.float16 if dtype == np.float32 else dtype)
+    lowest = ml_dtypes.finfo(dtype).min
+    bias = random_array((1, 2, 20, 393), dtype, 3)
+    bias[..., 2, :], bias[..., 5, :] = lowest, -np.inf
+    bias[..., 7, :200] = bias[..., 8, 200:] = lowest
+    bias[..., 9, :300] = bias[..., 10, 70:] = -np.inf
+    bias[..., 11, :50], bias[..., 11, 50:] = -np.inf, lowest
+    bias[..., 12, :] = lowest
+    bias[..., 12, 391] = 1
+    out, lse = check(backend, arrays, bias=bias)
+    assert np.isfinite(out).all()
+    assert not out[0, 5].any()
+    assert np.isneginf(lse[0, :, 5]).all()
+    np.testing.assert_array_equal(out[0, 12], np.repeat(arrays[2][0, 391], 2, axis=0))
+    if dtype != np.float16:  # whose most negative number is not large enough to make scores vanish
+        mean = arrays[2].astype(np.float64).mean(axis=1)
+        np.testing.assert_allclose(out[0, 2].astype(np.float64), np.repeat(mean[0], 2, axis=0), rtol=2**-7, atol=2**-9)
+        np.testing.assert_allclose(lse[0, :, [2, 11]], float(lowest), rtol=1e-6)
+    for options in ({"causal": True}, {"softcap": 5.0}):
+        check(backend, arrays, bias=bias, **options)
+    if dtype != BF16:  # which shows what is left of keys that vanish beside a sink, 1e-38 of a value
+        check(backend, arrays, bias=bias, sink=SINK)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_special_bias_stays_in_its_row(special: float, backend: Any) -> None:
+    """And where it is hidden, it is nowhere."""
+    arrays = inputs(130, 200, dtype=BF16)
+    bias = random_array((1, 2, 130, 200), np.float32, 3)
+    plain, _ = check(backend, arrays, bias=bias, causal=True)
+    bias[0, 1, 40, 100] = special
+    hidden = np.arange(200) > np.arange(130)[:, None] + 70
+    bias[0, 0] = np.where(hidden, special, bias[0, 0])
+    out, lse = backend.attention(*arrays, bias=bias, causal=True)
+    assert np.isnan(out[0, 40, 1]).all()
+    assert np.isnan(lse[0, 1, 40])
+    out[0, 40, 1] = plain[0, 40, 1]
+    np.testing.assert_array_equal(out, plain)
+
+
+def test_c29_a_float32_bias_of_other_inputs(backend: Any) -> None:
+    arrays = (random_array((8, 128, 4, 32), BF16, seed) for seed in range(3))
+    check(backend, tuple(arrays), bias=random_array((1, 4, 128, 128), np.float32, 3))
+
+
+def test_c30_a_mask_and_a_bias_that_grows_with_the_distance(backend: Any) -> None:
+    arrays = inputs(1025, 1025, 1)
+    bias = (np.arange(1025)[:, None] - np.arange(1025)).astype(np.float32)
+    out, _ = check(backend, arrays, bias=bias[None, None], causal=True)
+    assert np.isfinite(out).all()
+
+
+def test_c44_rows_that_are_no_multiple_of_16_bytes(backend: Any) -> None:
+    arrays = inputs(16, 43, 16, 16)
+    check(backend, arrays, bias=random_array((1, 16, 16, 43), np.float32, 3))
+    check(backend, arrays, bias=random_array((1, 16, 16, 43), np.float16, 3))
 
 
 def test_c12_a_sink_where_no_key_is_seen(backend: Any) -> None:

@@ -45,7 +45,13 @@ def main() -> None:
             q: Any = cupy.asarray(random_array(shape, dtype, 1, amplitude=amplitude))
             k, v = (cupy.asarray(random_array((batch, seqlen_k, heads_kv, head_dim), dtype, seed)) for seed in (2, 3))
             of_heads = cupy.linspace(-1, 1, heads_q, dtype=np.float32)
-            for options in (*OPTIONS, {"causal": True, "sink": of_heads, "alibi_slopes": of_heads}):
+            # Of float32 and as q, copied by TMA or gathered, as seqlen_k has it.
+            biases = [
+                {"causal": True, "bias": cupy.asarray(random_array(of_scores, kind, 4))}
+                for of_scores in ((heads_q, seqlen_q, seqlen_k), (batch, 1, 1, seqlen_k))
+                for kind in (dtype, np.float32)
+            ]
+            for options in (*OPTIONS, *biases, {"causal": True, "sink": of_heads, "alibi_slopes": of_heads}):
                 cupyfa.attention(q, k, v, return_lse=True, config=config, **options)
                 cupy.cuda.Device().synchronize()
                 launches += 1

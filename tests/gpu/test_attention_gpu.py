@@ -39,6 +39,7 @@ from cupyfa.options import check_options  # noqa: E402
 from cupyfa.oracles import dense  # noqa: E402
 from cupyfa.plan import plan_forward  # noqa: E402
 from cupyfa.select import Device  # noqa: E402
+from cupyfa.spec import Bias  # noqa: E402
 from cupyfa.testing import CASES, Case, as_bshd, guarded_empty, random_array  # noqa: E402
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -444,6 +445,69 @@ def test_strides_over_2_to_the_32_bytes() -> None:
     poison(out)
     cupyfa.attention(q, k, v, out=out)
     check(q, k, v, out, None, context="batches 4 GiB apart")
+
+
+@pytest.mark.parametrize("begin", [0, 1], ids=["tma", "gathered"])
+def test_c39_a_bias_of_more_than_2_to_the_32_elements(begin: int) -> None:
+    """Its rows from 58,255 on are more than 2^32 elements behind its first one."""
+    require_memory(30)
+    seqlen = 73_728
+    bias = cupy.empty((seqlen, seqlen + 4), np.float32)[:, begin : begin + seqlen]
+    keys = cupy.arange(seqlen)
+    for row in range(0, seqlen, 1024):
+        rows = cupy.arange(row, row + 1024)[:, None]
+        bias[row : row + 1024] = ((rows * 7 + keys * 13 + rows * keys % 31) % 101).astype(np.float32) / 16
+    q, k, v = inputs(1, seqlen, seqlen, 1, 1, 64)
+    expected = Bias.GATHER if begin else Bias.TILE
+    assert cupyfa.explain(q, k, v, bias=bias).selection.spec.bias is expected
+    out, lse = poison(cupy.empty_like(q)), cupy.full((1, 1, seqlen), np.nan, np.float32)
+    cupyfa.attention(q, k, v, bias=bias, out=out, lse=lse)
+    rows = np.array([0, 1, 29_127, 58_253, 58_254, 58_255, 58_256, 65_535, 73_600, 73_727])
+    sample = take(q, rows, 1), host(k), host(v), take(out, rows, 1), take(lse, rows, 2)
+    check(*sample, context="a bias over 2**32 elements", bias=host(bias[cupy.asarray(rows)]))
+    assert not bool(cupy.isnan(lse).any())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_c43_a_bias_is_read_in_place(dtype: Any) -> None:
+    """Slices that TMA takes and those that it does not, beside NaN, in every order of axes."""
+    q, k, v = inputs(sk=456)
+    whole = cupy.full((2, 4, 300, 500), np.nan, np.float32).astype(dtype)
+    bias = whole[..., 16:472]
+    assign(bias, make((2, 4, 300, 456), 5, dtype))
+    unaligned = cupy.full((2, 4, 300, 500), np.nan, np.float32).astype(dtype)[..., 3:459]
+    assign(unaligned, bias)
+    ragged = cupy.full((2, 4, 300, 459), np.nan, np.float32).astype(dtype)[..., :456]
+    assign(ragged, bias)
+    turned = cupy.ascontiguousarray(bias.transpose(3, 1, 0, 2)).transpose(2, 1, 3, 0)
+    results = []
+    for view, access in ((bias, Bias.TILE), (unaligned, Bias.GATHER), (ragged, Bias.GATHER), (turned, Bias.GATHER)):
+        assert cupyfa.explain(q, k, v, bias=view).selection.spec.bias is access
+        out, lse = attention_guarded(q, k, v, causal=True, bias=view)
+        check(q, k, v, out, lse, context=access, causal=True, bias=view)
+        results.append(out)
+    assert same_bits(results[1], results[2])
+    assert same_bits(results[1], results[3])
+
+
+@pytest.mark.parametrize("axes", ["b", "h", "q", "k", "bh", "bhq", "bhqk"])
+def test_a_bias_with_strides_of_zero(axes: str) -> None:
+    q, k, v = inputs(sk=456)
+    shape = [1 if axis in axes else size for axis, size in zip("bhqk", (2, 4, 300, 456), strict=True)]
+    bias = make(tuple(shape), 5, np.float32)
+    spread = cupy.broadcast_to(bias, (2, 4, 300, 456))
+    out, lse = attention_guarded(q, k, v, bias=bias)
+    check(q, k, v, out, lse, context=axes, bias=bias)
+    assert same_bits(cupyfa.attention(q, k, v, bias=spread), out)
+
+
+@pytest.mark.parametrize("config", [{"speculative": False}, {"overlap": False, "speculative": False}], ids=str)
+def test_a_bias_and_the_exact_softmax(config: dict[str, Any]) -> None:
+    for d, dtype in itertools.product((64, 128, 192, 256), (np.float32, BF16)):
+        q, k, v = inputs(sk=456, d=d)
+        bias = make((4, 300, 456), 5, dtype)
+        out, lse = attention_guarded(q, k, v, causal=True, bias=bias, config=config)
+        check(q, k, v, out, lse, context=(d, config), causal=True, bias=bias)
 
 
 # --- config= ---

@@ -23,6 +23,9 @@ OPTIONS = (
     {"sink": True},
     {"alibi": True},
     {"window_size": (200, 0), "softcap": 50.0, "sink": True, "alibi": True},
+    {"bias": "bhqk"},
+    {"bias": "qk", "bias_dtype": "same"},
+    {"bias": "bk", "window_size": (200, 0), "softcap": 50.0, "sink": True, "alibi": True},
 )
 
 
@@ -44,7 +47,8 @@ def test_flex_attention_computes_the_same() -> None:
     available = FLEX.probe()
     if available.version is None:
         pytest.skip(available.reason)
-    cells = [dataclasses.replace(PLAIN, window_size=(200, 0), softcap=50.0, alibi=True), PLAIN]
+    biased = dataclasses.replace(PLAIN, bias="bhqk")
+    cells = [dataclasses.replace(PLAIN, window_size=(200, 0), softcap=50.0, alibi=True), biased, PLAIN]
     with cupy.cuda.Stream.null:
         rows = measure(share_inputs(cells, cupy), [FLEX], 1, batch_seconds=1e-4)
     for row in rows:

@@ -60,7 +60,17 @@ def test_matches_scipy(shape_q, shape_k, causal, softmax_scale):
 
 
 def brute_force(
-    q, k, v, *, softmax_scale=None, causal=False, window_size=(None, None), softcap=None, sink=None, alibi_slopes=None
+    q,
+    k,
+    v,
+    *,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    softcap=None,
+    sink=None,
+    alibi_slopes=None,
+    bias=None,
 ):
     """The definition, one key at a time, in float64."""
     (batch, seqlen_q, heads, _), seqlen_k = q.shape, k.shape[1]
@@ -81,6 +91,8 @@ def brute_force(
                 s = softcap * math.tanh(s / softcap)
             if alibi_slopes is not None:
                 s -= float(alibi_slopes[h] if alibi_slopes.ndim == 1 else alibi_slopes[b, h]) * abs(diagonal - j)
+            if bias is not None:
+                s += float(np.broadcast_to(bias, (batch, heads, seqlen_q, seqlen_k))[b, h, i, j])
             logits.append(s)
             values.append(v[b, j, kv_head])
         if sink is not None:
@@ -117,6 +129,43 @@ def test_options_match_brute_force(lengths, causal, softmax_scale):
         out, lse = dense.same_precision(*(x.astype(np.float32) for x in (q, k, v)), **options)
         np.testing.assert_allclose(out, expected_out, rtol=1e-4, atol=3e-6)
         np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("lengths", [(9, 13), (13, 5), (4, 0)])
+@pytest.mark.parametrize("axes", ["bhqk", "hqk", "bqk", "bhk", "bhq", "qk", "k", "q", "b", ""])
+def test_bias_matches_brute_force(axes, lengths, dtype):
+    q, k, v = make((2, lengths[0], 4, 8), (2, lengths[1], 2, 8), np.float16, head_dim_v=3)
+    sizes = {"b": 2, "h": 4, "q": lengths[0], "k": lengths[1]}
+    bias = np.random.default_rng(4).normal(0, 3, [n if axis in axes else 1 for axis, n in sizes.items()]).astype(dtype)
+    bias[bias > 4] = -np.inf
+    every = {
+        "window_size": (5, 2),
+        "softcap": 1.5,
+        "sink": OPTIONS["sink"][0],
+        "alibi_slopes": OPTIONS["alibi_slopes"][1],
+    }
+    for others in ({}, {"causal": True}, *({name: value} for name, value in every.items()), every):
+        options = others | {"bias": bias, "softmax_scale": -0.7}
+        expected_out, expected_lse = brute_force(q, k, v, **options)
+        out, lse = dense.attention(q, k, v, **options)
+        np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-13)
+        out, lse = dense.same_precision(*(x.astype(np.float32) for x in (q, k, v)), **options)
+        np.testing.assert_allclose(out, expected_out, rtol=1e-4, atol=3e-6)
+        np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
+def test_a_row_of_the_most_negative_number_sees_all_keys(oracle):
+    q, k, v = make((1, 3, 1, 8), (1, 40, 1, 8), np.float16)
+    bias = np.zeros((3, 40), np.float32)
+    bias[0], bias[1], bias[2, 1:] = np.finfo(np.float32).min, -np.inf, np.finfo(np.float32).min
+    out, lse = oracle(q, k, v, bias=bias)
+    np.testing.assert_allclose(out[0, 0, 0].astype(float), v[0, :, 0].astype(float).mean(axis=0), rtol=2e-3, atol=1e-3)
+    assert not out[0, 1].any()
+    np.testing.assert_array_equal(out[0, 2], v[0, 0])
+    assert lse[0, 0].tolist()[:2] == [float(np.finfo(np.float32).min), -math.inf]
 
 
 @pytest.mark.parametrize("oracle", [dense.attention, dense.same_precision])
@@ -395,6 +444,11 @@ def test_visible_agrees_with_the_rows_that_have_an_lse():
                     ),
                     ({"alibi_slopes": np.zeros(())}, r"alibi_slopes has shape \(\)"),
                     ({"window_size": (0, -2)}, r"window_size is \(0, -2\)"),
+                    (
+                        {"bias": np.zeros((2, 3))},
+                        r"^attention: bias has shape \(2, 3\); it must broadcast to \(3, 2, 2, 2\)$",
+                    ),
+                    ({"bias": np.zeros((1, 1, 1, 1, 1))}, r"bias has shape \(1, 1, 1, 1, 1\)"),
                 ],
             )
         ),

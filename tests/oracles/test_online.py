@@ -1,5 +1,6 @@
 """The online recurrence against the dense reference, under the project's tolerance."""
 
+import itertools
 import math
 
 import ml_dtypes
@@ -10,6 +11,7 @@ from hard_scores import KINDS, harden
 from cupyfa.oracles import dense, online
 from cupyfa.oracles.exp2.polynomial import exp2_polynomial
 from cupyfa.oracles.float32 import fma_rn
+from cupyfa.oracles.logits import NaturalLogits
 from cupyfa.oracles.softmax import OnlineSoftmax, SpeculativeSoftmax
 from cupyfa.testing import (
     CASES,
@@ -220,11 +222,11 @@ def test_groups_of_heads_do_not_mix(monkeypatch):
             np.testing.assert_allclose(alone[1][0, 0], together[1][b, h], rtol=1e-6, atol=1e-6)
 
 
-# --- Windows, softcap, sink, slopes ---
+# --- Windows, softcap, sink, slopes, bias ---
 
 
 def all_options(heads, sink=2.0):
-    """Every option at once."""
+    """Every option at once, but for a bias."""
     slopes = np.exp2(-np.arange(1, heads + 1)).astype(np.float32)
     return {
         "window_size": (21, 9),
@@ -246,6 +248,92 @@ def test_options_in_all_tile_sizes(options, lengths, tile_m, tile_n, causal):
     check(
         q, k, v, causal=causal, tile_m=tile_m, tile_n=tile_n, **every if options == "all" else {options: every[options]}
     )
+
+
+def biased(heads, seqlen_q, seqlen_k, dtype=np.float32):
+    """Some hidden keys, a row that sees none, and one whose keys are all as far down as can be."""
+    bias = random_array((1, heads, seqlen_q, seqlen_k), dtype, 9, amplitude=3.0)
+    bias[bias > 6] = -np.inf
+    bias[..., 3, :], bias[..., 5, :] = -np.inf, np.finfo(np.float32).min if dtype == np.float32 else -np.inf
+    return bias
+
+
+@pytest.mark.parametrize(
+    ("tile_m", "tile_n"), [(1, 1), (16, 8), (64, 176), (128, 80), (192, 128), (1000, 1000), (7, 13)]
+)
+@pytest.mark.parametrize("lengths", [(61, 97), (97, 61)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_bias_in_all_tile_sizes(dtype, lengths, tile_m, tile_n):
+    q, k, v = inputs((2, lengths[0], 4, 32), (2, lengths[1], 2, 32), np.float16)
+    bias = biased(4, *lengths, dtype)
+    tiles = {"tile_m": tile_m, "tile_n": tile_n}
+    check(q, k, v, bias=bias, **tiles)
+    check(q, k, v, bias=bias, causal=True, **tiles)
+    every = all_options(4)
+    del every["sink"]  # beside which the lowest row would vanish
+    check(q, k, v, bias=bias, **every, **tiles)
+    check(q, k, v, bias=np.maximum(bias, -9), **all_options(4), **tiles)
+
+
+def test_a_bias_makes_natural_logits():
+    got = []
+
+    class Spy(OnlineSoftmax):
+        def update(self, scores):
+            got.append((type(self.logits), scores.copy()))
+            return super().update(scores)
+
+    q, k = (random_array((1, n, 1, 16), np.float16, n, amplitude=3.0) for n in (20, 33))
+    bias = random_array((20, 33), np.float32, 5)
+    scores = -q[0, :, 0].astype(np.float32) @ k[0, :, 0].astype(np.float32).T
+    expected = fma_rn(np.float32(0.3), scores, bias)
+    distance = np.abs(np.arange(33) - (np.arange(20)[:, None] + 13)).astype(np.float32)
+    for slopes in (None, np.float32([0.7])):
+        got.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(online, "OnlineSoftmax", Spy)
+            online.attention(q, k, k, softmax_scale=-0.3, alibi_slopes=slopes, bias=bias)
+        if slopes is not None:
+            expected = fma_rn(-slopes[0], distance, expected)
+        ((kind, logits),) = got
+        assert kind is NaturalLogits
+        np.testing.assert_array_equal(logits[0], expected)
+
+
+@pytest.mark.parametrize("make", [OnlineSoftmax, lambda *a: SpeculativeSoftmax(*a, ml_dtypes.bfloat16)])
+@np.errstate(over="ignore", divide="ignore")
+def test_natural_logits_of_any_size(make):
+    """In whatever order the blocks come, of ordinary keys, of the lowest numbers, of none, of the largest ones."""
+    low, high, none = np.float32(np.finfo(np.float32).min), np.float32(np.finfo(np.float32).max), np.float32(-np.inf)
+    for values in itertools.permutations([np.float32(3), low, none, high, np.float32(-2e38)], 3):
+        softmax = make((1,), None)
+        O = np.zeros((1, 1), np.float32)
+        for value in values:
+            P, shrink = softmax.update(np.full((1, 7), value))
+            O = O * shrink + P.sum()
+        inverse, lse = softmax.finish()
+        top = max(values)
+        assert (O * inverse).item() == pytest.approx(1.0, rel=1e-6)
+        assert lse.item() == pytest.approx(float(top) + math.log(7), rel=1e-6)
+    softmax = make((1,), None)
+    softmax.update(np.full((1, 7), none))
+    inverse, lse = softmax.finish()
+    assert (inverse.item(), lse.item()) == (0.0, -math.inf)
+    inverse, lse = softmax.finish(np.float32([[2.5]]))
+    assert (inverse.item(), lse.item()) == (0.0, 2.5)
+
+
+@pytest.mark.parametrize("threshold", [0, 4, 8])
+def test_natural_logits_are_scaled_ones(threshold):
+    random = np.random.default_rng(11)
+    natural, scaled = OnlineSoftmax((32,), None, threshold), OnlineSoftmax((32,), math.log2(math.e), threshold)
+    for spread in (1, 3, 10, 30, 1):
+        scores = random.normal(0, spread, (32, 40)).astype(np.float32)
+        for a, b in zip(natural.update(scores), scaled.update(scores), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-30)
+    for sink in (None, np.float32([[3.0]])):
+        for a, b in zip(natural.finish(sink), scaled.finish(sink), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-6)
 
 
 @pytest.mark.parametrize("speculative", [False, True])
@@ -352,7 +440,7 @@ def test_logits_are_rounded_at_each_step(softcap, slopes):
 
     class Spy(OnlineSoftmax):
         def update(self, scores):
-            softmaxes.append((self.scale_log2, scores.copy()))
+            softmaxes.append((self.logits.scale_log2, scores.copy()))
             return super().update(scores)
 
     q, k = (random_array((1, n, 1, 16), np.float16, n, amplitude=3.0) for n in (20, 33))
@@ -498,7 +586,7 @@ def test_shrink_is_exactly_1_when_the_maximum_stays():
             np.testing.assert_array_equal(shrink, np.ones((rows, 1), np.float32))
             np.testing.assert_array_equal(softmax.maximum, top)
         exact = top.astype(np.float64) * np.float64(scale_log2)
-        by_fma += np.count_nonzero(np.exp2(np.float32(exact - softmax.scaled(top))) != 1)
+        by_fma += np.count_nonzero(np.exp2(np.float32(exact - softmax.logits.kept(top))) != 1)
     assert by_fma > 1000  # the fault would show
 
 
@@ -524,7 +612,7 @@ def test_the_exponent_is_rounded_once():
     top = np.float32(1 + 2**-12)  # the product is 1 + 2**-11 + 2**-24, a tie; the reference is 1 + 2**-11
     softmax = OnlineSoftmax((1,), scale_log2)
     softmax.update(np.float32([[top]]))
-    assert softmax.scaled(softmax.maximum) == np.float32(1 + 2**-11)
+    assert softmax.logits.kept(softmax.maximum) == np.float32(1 + 2**-11)
     P, _ = softmax.update(np.float32([[np.nextafter(top, np.float32(0))]]))
     exponent = np.float64(np.nextafter(top, np.float32(0))) * np.float64(scale_log2) - (1 + 2**-11)
     assert -(2**-22) < exponent < 0
@@ -620,6 +708,10 @@ def test_p_is_rounded_to_the_input_type():
         (
             lambda: online.attention(*[np.zeros((1, 0, 1, 8), np.float16)] * 3, sink=np.zeros(2)),
             r"sink has shape \(2,\)",
+        ),
+        (
+            lambda: online.attention(*[np.zeros((1, 2, 1, 8), np.float16)] * 3, bias=np.zeros((3, 2))),
+            r"bias has shape \(3, 2\); it must broadcast to \(1, 1, 2, 2\)",
         ),
         (
             lambda: online.attention(*[np.zeros((1, 0, 1, 8), np.float16)] * 3, alibi_slopes=np.zeros(2)),

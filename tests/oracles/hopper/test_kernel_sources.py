@@ -26,7 +26,7 @@ from cupyfa.oracles.hopper.two_stage import MissingProduct
 from cupyfa.oracles.hopper.wgmma_queue import AccumulatorInFlight, MissingFence, ReleaseBeforeCompletion
 from cupyfa.oracles.scheduling.makespan import TileSetViolation
 from cupyfa.select import CANDIDATES
-from cupyfa.spec import DType, FwdSpec, Scheduler
+from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
 
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16,
@@ -42,6 +42,8 @@ SPEC = FwdSpec(
     sink=False,
     softcap=False,
     alibi=False,
+    bias=Bias.NONE,
+    bias_float32=False,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -105,6 +107,7 @@ TABLE = [
         **{name: getattr(row, name) for name in FIELDS},
     )
     for row in CANDIDATES
+    if "no bias" in row.bias
     for window in (False, True)
 ]
 
@@ -701,7 +704,9 @@ EDITS = {
         "own, own + warpgroup_rows)",
         (Deadlock, StaleGeneration, EarlyReuse, MissingProduct),
     ),
-    "turn not passed": Edit(CONSUMER, r"turn_.pass\(\);(\s*complete<1>)", r"\1", Deadlock),
+    "turn not passed": Edit(
+        CONSUMER, r"turn_.pass\(\);(\s*const BiasFragment<S> bias[^\n]*\s*complete<1>)", r"\1", Deadlock
+    ),
     "last turn not passed, without overlap": Edit(CONSUMER, r"turn_.pass\(\);(\s*finish)", r"\1", Deadlock, "serial"),
     "last credit not taken": Edit(CONSUMER, r"turn_.finish\(\);", "", ConservationError),
 }
