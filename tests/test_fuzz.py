@@ -22,7 +22,7 @@ from nvrtc_tools import import_nvrtc
 import cupyfa
 from cupyfa.select import CANDIDATES, H200
 from cupyfa.spec import DType
-from cupyfa.warmup import _spec as kernel_of_call
+from cupyfa.warmup import _specs as kernels_of_call
 
 TESTS = Path(__file__).resolve().parent
 POOL = Pool(seed=0)
@@ -50,7 +50,7 @@ def test_kernels_are_of_every_kind(seed: int) -> None:
 
 def test_warm_calls_are_of_every_kernel() -> None:
     pool = Pool(seed=3)
-    specs = [kernel_of_call(0, call, H200) for call in pool.warm_calls()]
+    specs = [kernels_of_call(0, call, H200)[0] for call in pool.warm_calls()]
     assert specs == [spec for _, _, spec in pool._rows]
 
 
