@@ -36,18 +36,17 @@ def main() -> int:
         some = [pool.problem(number).warm_call for number in options.only or ()]
         cupyfa.warmup(some or pool.warm_calls())
     ready = time.perf_counter()
-    done = refused = wrong = 0
+    done = wrong = 0
     for verdict in tqdm(run(pool, numbers, options.machine), desc="fuzz", total=len(numbers)):
         done += 1
-        refused += verdict.refused
         if verdict.error is not None:
             wrong += 1
             tqdm.write(verdict.report(_again(options)))
         if verdict.fatal or wrong == _MOST_FAILURES:
             break
     print(
-        f"{done} of {len(numbers)} problems of seed {options.seed} over {len(pool)} kernels: {wrong} wrong, {refused} "
-        f"refused as they have to be; {ready - begin:.0f} s to compile, {time.perf_counter() - ready:.0f} s to compute",
+        f"{done} of {len(numbers)} problems of seed {options.seed} over {len(pool)} kernels: {wrong} wrong; "
+        f"{ready - begin:.0f} s to compile, {time.perf_counter() - ready:.0f} s to compute",
         flush=True,
     )
     if done and verdict.fatal:

@@ -139,7 +139,6 @@ class DenseProblem:
     places: dict[str, Place]  # of the arrays that are passed
     values: Values
     return_lse: bool
-    reversed: str | None  # the array with a negative stride
 
     function = staticmethod(cupyfa.attention)
 
@@ -162,13 +161,6 @@ class DenseProblem:
         config = dict(self.shape.template.config)
         others = {"config": config} if config else {}
         return self.shape.options | others | {"layout": self.shape.layout, "return_lse": self.return_lse}
-
-    @property
-    def refusal(self) -> str | None:
-        """How the error begins that a kernel's call has to raise, if any; NumPy computes it all the same."""
-        if self.reversed is None:
-            return None
-        return rf"attention: {self.reversed} has stride -\d+ bytes on its \w+ axis; it must not be negative"
 
     def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
         """Of each array that is passed, between canaries; outputs are poisoned."""
@@ -233,22 +225,19 @@ def draw_problem(choice: random.Random, template: Template, spec: FwdSpec) -> De
     given = {"q", "k", "v", *shape.of_heads} | {name for name in ("out", "lse") if choice.random() < 0.8}
     shapes, dtypes = shape.shapes(), shape.dtypes()
     names = [name for name in shapes if name in given]
-    reverse = choice.choice(names) if choice.random() < 0.04 else None
     places = {}
     for name in names:
         places[name] = draw_place(
             choice,
             shapes[name],
             dtypes[name],
-            contiguous_last=name in ("q", "k", "v", "out"),
+            for_tma=name in ("q", "k", "v", "out") and choice.random() < 0.9,
             may_repeat=name not in ("out", "lse"),
-            reverse=name == reverse,
+            reverse=choice.random() < 0.03,
         )
-    if reverse and min(places[reverse].strides) >= 0:
-        reverse = None  # no axis has two elements
     scale = 1.0 if shape.softmax_scale is None else shape.softmax_scale * math.sqrt(shape.head_dim)
     values = draw_values(choice, template.dtype, scale, empty=found is None)
-    return DenseProblem(shape, found, places, values, choice.random() < 0.5, reverse)
+    return DenseProblem(shape, found, places, values, choice.random() < 0.5)
 
 
 def _draw_shape(choice: random.Random, template: Template) -> Shape:

@@ -28,8 +28,6 @@ class Problem(Protocol):
     places: dict[str, Place]
     #: For `cupyfa.warmup`.
     warm_call: dict[str, Any]
-    #: How the error begins that the call has to raise with a kernel, if any.
-    refusal: str | None
 
     def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
         """What is in memory around each array."""

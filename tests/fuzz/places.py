@@ -15,7 +15,7 @@ import numpy as np
 from cupyfa.testing import CANARY
 
 _MARGIN = 512  # bytes before and after, at least
-_ALIGNMENT = 16  # of addresses and of all strides but the last, in bytes, where the last axis is contiguous
+_ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -54,30 +54,31 @@ def draw_place(
     shape: Sequence[int],
     dtype: Any,
     *,
-    contiguous_last: bool = True,
+    for_tma: bool = True,
     may_repeat: bool = False,
     reverse: bool = False,
 ) -> Place:
     """Draw a place: dense half of the time.
 
-    `contiguous_last` keeps to what the copy engine takes; `may_repeat` allows strides of 0, `reverse` makes a negative
-    one where an axis has two elements.
+    `for_tma` keeps to what the copy engine takes: the last axis is contiguous, all else a multiple of 16 bytes.
+    `may_repeat` allows strides of 0, `reverse` makes a negative one where an axis has two elements.
     """
     dtype = np.dtype(dtype)
-    unit = _ALIGNMENT // dtype.itemsize if contiguous_last else 1
+    unit = _ALIGNMENT // dtype.itemsize if for_tma else 1
     order = list(range(len(shape)))
     if choice.random() < 0.4:
-        free = order[:-1] if contiguous_last else order
+        free = order[:-1] if for_tma else order
         order[: len(free)] = choice.sample(free, len(free))
-    repeated = {axis for axis in order[: -1 if contiguous_last else None] if may_repeat and choice.random() < 0.1}
+    repeated = {axis for axis in order[: -1 if for_tma else None] if may_repeat and choice.random() < 0.1}
     sliced = choice.random() < 0.4
-    strides, first, extent = [0] * len(shape), 0, 1  # in elements
+    first = 0 if for_tma else choice.randrange(_ALIGNMENT // dtype.itemsize)  # in elements, as are these
+    strides, extent = [0] * len(shape), 1
     for axis in reversed(order):
         if axis in repeated:
             continue
         step, before, behind = 1, 0, 0
         if sliced:
-            is_row = contiguous_last and axis == order[-1]
+            is_row = for_tma and axis == order[-1]
             step = 1 if is_row else choice.choice((1, 1, 2, 3))
             before, behind = (choice.randrange(3) * (unit if is_row else 1) for _ in range(2))
         strides[axis] = step * extent
@@ -89,5 +90,5 @@ def draw_place(
         first += (shape[axis] - 1) * strides[axis]
         strides[axis] *= -1
     offset = _MARGIN + _ALIGNMENT * choice.randrange(8) + first * dtype.itemsize
-    size = -(-(2 * _MARGIN + 8 * _ALIGNMENT + extent * dtype.itemsize) // 4) * 4
+    size = -(-(2 * _MARGIN + 9 * _ALIGNMENT + extent * dtype.itemsize) // 4) * 4
     return Place(tuple(shape), dtype, tuple(n * dtype.itemsize for n in strides), offset, size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -47,7 +46,6 @@ class Verdict:
     number: int
     problem: Problem
     error: str | None = None  # None: it is right
-    refused: bool = False  # as it has to be
     fatal: bool = False  # nothing can be computed after it
 
     def report(self, again: str) -> str:
@@ -70,18 +68,13 @@ def run(pool: Pool, numbers: Iterable[int], machine: str) -> Iterator[Verdict]:
 
 
 def _judge(number: int, problem: Problem, machine: str) -> Verdict:
-    refusal = None if machine == "numpy" else problem.refusal
     before = problem.buffers()
     try:
         outcome = MACHINES[machine](problem, before)
-        if refusal is not None:
-            return Verdict(number, problem, f"was computed; it has to be refused: {refusal}")
         _compare(problem, before, outcome, by_kernel=machine != "numpy")
     except AssertionError as error:
         return Verdict(number, problem, str(error))
     except Exception as error:
-        if refusal is not None and isinstance(error, ValueError) and re.match(refusal, str(error)):
-            return Verdict(number, problem, refused=True)
         # After a fault or a hang the context of the GPU is lost.
         fatal = machine == "cuda" and not isinstance(error, (TypeError, ValueError))
         return Verdict(number, problem, f"{type(error).__name__}: {error}", fatal=fatal)

@@ -210,7 +210,6 @@ def unaligned(kind: str, shape: Shape, seed: int) -> Any:
     return view
 
 
-@pytest.mark.xfail(raises=ValueError, strict=True, reason="what TMA cannot read in place is refused")
 @pytest.mark.parametrize("kind", ["columns", "offset"])
 @pytest.mark.parametrize("names", ["q", "kv", "qkv"])
 def test_c42_unaligned_arrays(names: str, kind: str) -> None:
@@ -224,16 +223,11 @@ def test_c42_unaligned_arrays(names: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("name", "axis"), list(itertools.product("qkv", range(4))))
 def test_c45_negative_strides(name: str, axis: int) -> None:
-    """Right, or refused by name; a negative stride is no fault, and the next call is right."""
     arrays = dict(zip("qkv", inputs((2, 70, 4, 64), (2, 70, 4, 64), F16), strict=True))
-    straight = dict(arrays)
     arrays[name] = cupy.flip(arrays[name], axis)
     assert arrays[name].strides[axis] < 0
-    message = rf"^attention: {name} has stride -\d+ bytes on its (batch|seqlen|heads|head_dim) axis; it must not be neg"
-    with pytest.raises(ValueError, match=message):
-        cupyfa.attention(**arrays)
-    out, lse = attention_guarded(**straight)
-    check(**straight, out=out, lse=lse, context="after the refusal")
+    out, lse = attention_guarded(**arrays, causal=True)
+    check(**arrays, out=out, lse=lse, context=(name, axis), causal=True)
 
 
 @DTYPES
