@@ -122,9 +122,9 @@ def attention(
         float32. ``slope * |i + seqlen_k - seqlen_q - j|`` is taken from the scaled (and capped) score of row ``i`` and
         key ``j``.
     bias : array, optional, broadcast to (batch, heads_q, seqlen_q, seqlen_k)
-        float32 or the dtype of ``q``; 2 to 4 axes. Is added to the scaled (and capped) score, before the mask; -inf hides
-        a key. On the GPU it is read in place: fast where the last axis is contiguous and the other strides and the
-        address are multiples of 16 bytes.
+        float32 or the dtype of ``q``; 2 to 4 axes. Is added to the scaled (and capped) score, before the mask: -inf
+        hides a key. On the GPU it is read in place: fast where the last axis is contiguous and the other strides and
+        the address are multiples of 16 bytes.
     layout : {"BSHD", "BHSD"}
         ``"BHSD"``: q, k, v and out are (batch, heads, seqlen, head_dim).
     return_lse : bool
