@@ -31,7 +31,8 @@ def compare(
             special = ~np.isfinite(out.astype(np.float32))
             assert special[must].all(), f"out is finite at {np.argwhere(must & ~special)[0]}, where it sees no number"
             out = np.where(must | (may & special), reference.astype(out.dtype), out)
-        assert_close(out, reference, plain)
+        # The largest error of a few columns says little about the next one.
+        assert_close(out, reference, plain, row_factor=2.0 if out.shape[-1] >= 32 else 4.0)
         if lse is not None:
             magnitude = score_magnitude(q, k, options["softmax_scale"], options["softcap"])
             assert_lse_close(lse, reference_lse, score_magnitude=magnitude)

@@ -300,8 +300,8 @@ def test_packed_arrays_anywhere(odd: OddView, captured: bool) -> None:
             poison(out)
             poison(lse)
             cupyfa.attention_varlen(*views, *lengths, causal=True, out=out, lse=lse, workspace=workspace, plan=planned)
-            assign(outs[planned is None], out)
-            assign(lses[planned is None], lse)
+            assign(outs[int(planned is None)], out)
+            assign(lses[int(planned is None)], lse)
 
     outs, lses = cupy.empty((2, *out.shape), BF16), cupy.empty((2, *lse.shape), np.float32)
     both()

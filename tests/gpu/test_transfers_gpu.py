@@ -93,7 +93,8 @@ def test_the_hooks_see_copies_and_waits() -> None:
         cupy.asnumpy(x)
         cupy.cuda.get_current_stream().synchronize()
         cupy.cuda.runtime.deviceSynchronize()
-    assert seen == [("get", 20), ("get", 20), ("synchronize", 0), ("deviceSynchronize", 0)]
+    get = [("get", 20), ("synchronize", 0)]
+    assert seen == [*get, *get, ("synchronize", 0), ("deviceSynchronize", 0)]
 
 
 @EVERY_CALL
@@ -112,7 +113,7 @@ def test_the_first_call_of_a_kernel_reads_its_sizes_and_nothing_else() -> None:
     cupyfa.attention(**arguments("plain"))  # makes the counters of the device, once
     with watched() as seen:
         cupyfa.attention(**call)
-    assert seen == [("get", PARAMETER_SIZES["KernelTraits"])]
+    assert seen == [("get", PARAMETER_SIZES["KernelTraits"]), ("synchronize", 0)]
 
 
 # --- Capture ---
@@ -153,7 +154,7 @@ def test_a_capture_sees_copies_and_waits() -> None:
         y.data.copy_from_device_async(x.data, x.nbytes, stream)
     assert kinds == [MEMCPY]
     for unsafe in (cupy.cuda.runtime.deviceSynchronize, stream.synchronize, x.get):
-        with pytest.raises(RuntimeError, match="apture"), capture(stream):
+        with pytest.raises(RuntimeError, match="(?i)captur"), capture(stream):
             unsafe()
     with capture(stream) as kinds:
         pass
