@@ -154,7 +154,7 @@ def test_a_capture_sees_copies_and_waits() -> None:
         y.data.copy_from_device_async(x.data, x.nbytes, stream)
     assert kinds == [MEMCPY]
     for unsafe in (cupy.cuda.runtime.deviceSynchronize, stream.synchronize, x.get):
-        with pytest.raises(RuntimeError, match="(?i)captur"), capture(stream):
+        with pytest.raises(RuntimeError, match=r"(?i)captur"), capture(stream):
             unsafe()
     with capture(stream) as kinds:
         pass
