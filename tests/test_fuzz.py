@@ -21,7 +21,7 @@ from nvrtc_tools import import_nvrtc
 import cupyfa
 from cupyfa.copies import plan_copies
 from cupyfa.select import CANDIDATES, H200
-from cupyfa.spec import DType
+from cupyfa.spec import Bias, DType
 from cupyfa.warmup import _specs as kernels_of_call
 
 TESTS = Path(__file__).resolve().parent
@@ -49,7 +49,8 @@ def test_kernels_are_of_every_kind(seed: int) -> None:
     assert len(specs) == len(pool) == SPECS
     assert {(spec.tile_m, spec.tile_n) for spec in specs} >= {(row.tile_m, row.tile_n) for row in CANDIDATES}
     assert {spec.dtype for spec in specs} == set(DType)
-    for name in ("causal", "window", "sink", "softcap", "alibi", "negate_scores"):
+    assert {spec.bias for spec in specs} == set(Bias)
+    for name in ("causal", "window", "sink", "softcap", "alibi", "bias_float32", "negate_scores"):
         assert {getattr(spec, name) for spec in specs} == {False, True}, name
 
 
@@ -111,7 +112,10 @@ def test_numpy_is_right() -> None:
 
 def test_the_emulated_kernel_is_right() -> None:
     import_nvrtc()
-    verdicts = list(run(Pool(seed=0, specs=2), range(24), "emulator"))
+    pool = Pool(seed=0, specs=12)
+    numbers = [row + 12 * n for n in range(6) for row in (0, 1, 10, 11)]  # the last two rows have a bias
+    assert {pool.problem(number).shape.template.bias is Bias.NONE for number in numbers} == {False, True}
+    verdicts = list(run(pool, numbers, "emulator"))
     assert len(verdicts) == 24
     assert not wrong(verdicts)
 
@@ -163,6 +167,7 @@ def writes_less(**arguments: Any) -> Any:
         (one_key_too_few, WRONG),
         (without("sink"), WRONG),
         (without("alibi_slopes"), WRONG),
+        (without("bias"), WRONG),
         (without("softcap"), WRONG),
         (without("softmax_scale"), WRONG),
         (without("causal", False), WRONG),

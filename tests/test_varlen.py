@@ -227,10 +227,10 @@ def test_functions_of_a_call_take_the_same_options() -> None:
     ours = inspect.signature(attention_varlen).parameters
     for function in (cupyfa.plan_varlen, cupyfa.workspace_size):
         theirs = inspect.signature(function).parameters
-        assert [name for name in theirs if name not in ("layout", "workspace")] == [
+        assert [name for name in theirs if name not in ("layout", "bias", "workspace")] == [
             name for name in ours if name in theirs and name != "workspace"
         ]
-    dense_options = [n for n in inspect.signature(cupyfa.attention).parameters if n != "layout"]
+    dense_options = [n for n in inspect.signature(cupyfa.attention).parameters if n not in ("layout", "bias")]
     assert [name for name in ours if name in dense_options] == dense_options
 
 

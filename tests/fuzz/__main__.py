@@ -34,7 +34,7 @@ def main() -> int:
     numbers = options.only or range(options.count)
     if options.machine == "cuda":
         some = [pool.problem(number).warm_call for number in options.only or ()]
-        cupyfa.warmup(some or pool.warm_calls())
+        cupyfa.warmup([call for call in some if call is not None] if some else pool.warm_calls())
     ready = time.perf_counter()
     done = wrong = 0
     for verdict in tqdm(run(pool, numbers, options.machine), desc="fuzz", total=len(numbers)):

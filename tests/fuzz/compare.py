@@ -28,6 +28,8 @@ def compare(
         plain, _ = dense.same_precision(q, k, v, **options)
         if len(specials):
             must, may = _reached(specials, out.shape, k.shape, tile, options["causal"], options["window_size"])
+            blind = _blinded(options.get("bias"), out.shape, k.shape, options["causal"], options["window_size"])
+            must, may = must & ~blind, may | (must & blind)
             special = ~np.isfinite(out.astype(np.float32))
             assert special[must].all(), f"out is finite at {np.argwhere(must & ~special)[0]}, where it sees no number"
             out = np.where(must | (may & special), reference.astype(out.dtype), out)
@@ -35,7 +37,20 @@ def compare(
         assert_close(out, reference, plain, row_factor=2.0 if out.shape[-1] >= 32 else 4.0)
         if lse is not None:
             magnitude = score_magnitude(q, k, options["softmax_scale"], options["softcap"])
+            if "bias" in options:
+                bias = options["bias"].astype(np.float64)
+                magnitude = magnitude + np.abs(bias[np.isfinite(bias)]).max(initial=0)
             assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
+
+
+def _blinded(bias: Any, out_shape: tuple[int, ...], k_shape: tuple[int, ...], causal: bool, window_size: Any) -> Any:
+    """Which rows have all keys hidden by a bias of -inf; they are 0, or 0 * NaN where they see one of those values."""
+    (batch, seqlen_q, heads_q, _), seqlen_k = out_shape, k_shape[1]
+    if bias is None:
+        return np.False_
+    seen = visible(seqlen_q, seqlen_k, causal, window_size=window_size)
+    shown = np.broadcast_to(~np.isneginf(bias.astype(np.float32)), (batch, heads_q, seqlen_q, seqlen_k))
+    return ~(shown & seen).any(axis=-1).transpose(0, 2, 1)[..., None]
 
 
 def _reached(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from cupyfa.operand import Arrays, Operand
 from cupyfa.options import check_options
 from cupyfa.problem import Problem
 from cupyfa.select import CANDIDATES, H200, Candidate, select
-from cupyfa.spec import FwdSpec
+from cupyfa.spec import Bias, FwdSpec
 from cupyfa.testing import as_bshd
 from fuzz.compare import compare
 from fuzz.places import Place, draw_place
@@ -25,6 +26,8 @@ _DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloa
 #: Of a problem: what the oracles take their time for.
 _MAX_SCORES, _MAX_SCORES_IF_LONG = 400_000, 1_500_000
 _TRIES = 10_000
+_BIASES = ((Bias.NONE, False), *itertools.product((Bias.TILE, Bias.ROW, Bias.GATHER), (False, True)))
+_MAX_BIAS = 2**24  # bytes, with what lies between
 #: Kernels that no row of the table makes.
 _CONFIGS: tuple[dict[str, Any], ...] = (
     {"speculative": False},
@@ -48,6 +51,8 @@ class Template:
     softcap: bool
     sink: bool
     alibi: bool
+    bias: Bias
+    bias_float32: bool
     negative: bool  # softmax_scale
     config: tuple[tuple[str, Any], ...] = ()
 
@@ -70,6 +75,7 @@ class Shape:
     window_size: tuple[int | None, int | None]
     softcap: float | None
     slopes_of_batch: bool
+    bias_shape: tuple[int, ...]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -97,12 +103,14 @@ class Shape:
             "lse": (self.batch, self.heads_q, self.seqlen_q),
             "sink": (self.heads_q,),
             "alibi_slopes": (self.batch, self.heads_q) if self.slopes_of_batch else (self.heads_q,),
+            "bias": self.bias_shape,
         }
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Of all arrays that a call can have."""
         matrices = dict.fromkeys(("q", "k", "v", "out"), _DTYPES[self.template.dtype])
-        return matrices | dict.fromkeys(("lse", "sink", "alibi_slopes"), np.dtype(np.float32))
+        of_bias = np.dtype(np.float32) if self.template.bias_float32 else _DTYPES[self.template.dtype]
+        return matrices | dict.fromkeys(("lse", "sink", "alibi_slopes"), np.dtype(np.float32)) | {"bias": of_bias}
 
     def problem(self, places: dict[str, Place] | None = None) -> Problem:
         """The problem as the checks of a GPU call see it; with contiguous inputs, if there are no places."""
@@ -110,12 +118,26 @@ class Shape:
             given = {"q", "k", "v", *self.of_heads}
             shapes, dtypes = self.shapes(), self.dtypes()
             operands = {name: Operand.contiguous(name, shapes[name], dtypes[name], 0) for name in given}
+            if self.template.bias is not Bias.NONE:
+                operands["bias"] = self._simple_bias(dtypes["bias"])
         else:
             operands = {
-                name: Operand(name, place.shape, place.strides, place.dtype, 0) for name, place in places.items()
+                name: Operand(name, place.shape, place.strides, place.dtype, 0, place.offset % 16 == 0)
+                for name, place in places.items()
             }
         checked = check_options(layout=self.layout, **self.options)
         return Problem.from_operands(Arrays(**operands), checked, want_lse=True, current_device=0)
+
+    def _simple_bias(self, dtype: np.dtype[Any]) -> Operand:
+        """One that has the template's kernel."""
+        row = 0 if self.template.bias is Bias.ROW else -(-self.seqlen_k * dtype.itemsize // 16) * 16
+        aligned = self.template.bias is not Bias.GATHER
+        return Operand("bias", (self.seqlen_q, self.seqlen_k), (row, dtype.itemsize), dtype, 0, aligned)
+
+    @property
+    def of_scores(self) -> list[str]:
+        """Which of the arrays there are that go into the scores, beside q and k."""
+        return self.of_heads + ["bias"] * (self.template.bias is not Bias.NONE)
 
     @property
     def of_heads(self) -> list[str]:
@@ -143,10 +165,13 @@ class DenseProblem:
     function = staticmethod(cupyfa.attention)
 
     @property
-    def warm_call(self) -> dict[str, Any]:
-        """For `cupyfa.warmup`."""
+    def warm_call(self) -> dict[str, Any] | None:
+        """For `cupyfa.warmup`, if a dense bias of some shape has its kernel."""
         shapes = self.shape.shapes()
-        return {
+        biases = {} if self.shape.template.bias is Bias.NONE else self._warm_bias()
+        if biases is None:
+            return None
+        return biases | {
             **{name: shapes[name] for name in ("q", "k", "v")},
             **dict.fromkeys(self.shape.of_heads, True),
             **self.shape.options,
@@ -154,6 +179,16 @@ class DenseProblem:
             "dtype": _DTYPES[self.shape.template.dtype],
             "config": dict(self.shape.template.config),
         }
+
+    def _warm_bias(self) -> dict[str, Any] | None:
+        dtype = self.shape.dtypes()["bias"]
+        rows, keys = self.shape.seqlen_q, self.shape.seqlen_k
+        shape, fits = {
+            Bias.TILE: ((rows, keys), keys * dtype.itemsize % 16 == 0),
+            Bias.ROW: ((1, keys), keys * dtype.itemsize % 16 == 0),
+            Bias.GATHER: ((rows, 1), keys > 1),
+        }[self.shape.template.bias]
+        return {"bias": shape, "bias_dtype": dtype} if fits else None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -170,7 +205,7 @@ class DenseProblem:
     def check(self, arrays: dict[str, Any], out: Any, lse: Any, *, by_kernel: bool) -> None:
         """Hold outputs to the oracles."""
         matrices = [as_bshd(x, self.shape.layout) for x in (arrays["q"], arrays["k"], arrays["v"], out)]
-        options = self.shape.options | {name: arrays[name] for name in self.shape.of_heads}
+        options = self.shape.options | {name: arrays[name] for name in self.shape.of_scores}
         tile = (self.spec.tile_m, self.spec.tile_n) if by_kernel and self.spec else None
         compare(*matrices, lse, options=options, tile=tile)
 
@@ -182,7 +217,8 @@ def draw_templates(choice: random.Random, count: int) -> dict[FwdSpec, Template]
         row = CANDIDATES[len(found) % len(CANDIDATES)]
         template = _draw_template(choice, row)
         shape = _draw_shape(choice, template)
-        if (spec := shape.spec()) is not None and _row_of(shape) is row:
+        spec = shape.spec()
+        if spec is not None and spec.bias is template.bias and _row_of(shape) is row:
             found.setdefault(spec, template)
     return found
 
@@ -197,6 +233,7 @@ def _draw_template(choice: random.Random, row: Candidate) -> Template:
         return choice.random() < probability
 
     head_dim = row.head_dim - 32 * choice.randrange(2)
+    bias, bias_float32 = choice.choice(_BIASES)
     mask = choice.choice(("none", "causal", "causal", "left", "right", "both", "both"))
     return Template(
         dtype=choice.choice(tuple(_DTYPES)),
@@ -208,6 +245,8 @@ def _draw_template(choice: random.Random, row: Candidate) -> Template:
         softcap=chance(0.25),
         sink=chance(0.35),
         alibi=chance(0.25),
+        bias=bias,
+        bias_float32=bias_float32,
         negative=chance(0.15),
         config=tuple(choice.choice(_CONFIGS).items()) if chance(0.1) else (),
     )
@@ -222,11 +261,13 @@ def draw_problem(choice: random.Random, template: Template, spec: FwdSpec) -> De
             break
     else:
         raise RuntimeError(f"no problem of {_TRIES} has the kernel {spec} of {template}")
-    given = {"q", "k", "v", *shape.of_heads} | {name for name in ("out", "lse") if choice.random() < 0.8}
+    given = {"q", "k", "v", *shape.of_scores} | {name for name in ("out", "lse") if choice.random() < 0.8}
     shapes, dtypes = shape.shapes(), shape.dtypes()
     names = [name for name in shapes if name in given]
     places = {}
     for name in names:
+        if name == "bias":
+            continue
         places[name] = draw_place(
             choice,
             shapes[name],
@@ -235,9 +276,40 @@ def draw_problem(choice: random.Random, template: Template, spec: FwdSpec) -> De
             may_repeat=name not in ("out", "lse"),
             reverse=choice.random() < 0.03,
         )
+    if "bias" in given:
+        places["bias"] = _draw_place_of_bias(choice, shape, places)
     scale = 1.0 if shape.softmax_scale is None else shape.softmax_scale * math.sqrt(shape.head_dim)
     values = draw_values(choice, template.dtype, scale, empty=found is None)
     return DenseProblem(shape, found, places, values, choice.random() < 0.5)
+
+
+def _draw_place_of_bias(choice: random.Random, shape: Shape, others: dict[str, Place]) -> Place:
+    """Draw places until one has the kernel."""
+    by_tma = shape.template.bias is not Bias.GATHER
+    for _ in range(_TRIES):
+        place = draw_place(
+            choice,
+            shape.bias_shape,
+            shape.dtypes()["bias"],
+            for_tma=by_tma,
+            may_repeat=True,
+            reverse=choice.random() < 0.1,
+        )
+        problem = shape.problem(others | {"bias": place})
+        if place.size <= _MAX_BIAS and (problem.is_empty or problem.bias_access is shape.template.bias):
+            return place
+    raise RuntimeError(f"no place of {_TRIES} for a bias of {shape.bias_shape} has {shape.template.bias}")
+
+
+def _draw_bias_shape(choice: random.Random, bias: Bias, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Draw which axes it has, of batch, heads, rows and keys."""
+    has = [choice.random() < 0.7 for _ in sizes]
+    if bias is not Bias.GATHER:
+        has[2:] = bias is Bias.TILE or choice.random() < 0.2, True
+    shape = [size if there else 1 for size, there in zip(sizes, has, strict=True)]
+    while len(shape) > 2 and not has[-len(shape)] and choice.random() < 0.5:
+        del shape[0]
+    return tuple(shape)
 
 
 def _draw_shape(choice: random.Random, template: Template) -> Shape:
@@ -250,6 +322,7 @@ def _draw_shape(choice: random.Random, template: Template) -> Shape:
     scale: float | None = None
     if template.negative or choice.random() < 0.5:
         scale = 0.0 if not template.negative and choice.random() < 0.2 else 10 ** choice.uniform(-2.5, 0.3)
+    sizes = batch, heads_kv * ratio, seqlen_q, seqlen_k
     return Shape(
         template=template,
         batch=batch,
@@ -265,6 +338,7 @@ def _draw_shape(choice: random.Random, template: Template) -> Shape:
         window_size=(window[0], window[1]),
         softcap=2 ** choice.uniform(-1, 9.9) if template.softcap else None,
         slopes_of_batch=choice.random() < 0.5,
+        bias_shape=_draw_bias_shape(choice, template.bias, sizes),
     )
 
 

@@ -26,8 +26,8 @@ class Problem(Protocol):
     options: dict[str, Any]
     #: Where the arrays lie that are passed, by the names of their arguments.
     places: dict[str, Place]
-    #: For `cupyfa.warmup`.
-    warm_call: dict[str, Any]
+    #: For `cupyfa.warmup`, if that can be told which kernel.
+    warm_call: dict[str, Any] | None
 
     def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
         """What is in memory around each array."""

@@ -81,6 +81,8 @@ def draw_place(
             is_row = for_tma and axis == order[-1]
             step = 1 if is_row else choice.choice((1, 1, 2, 3))
             before, behind = (choice.randrange(3) * (unit if is_row else 1) for _ in range(2))
+        if for_tma and axis == order[-1]:
+            behind += -(before + max(1, shape[axis]) + behind) % unit
         strides[axis] = step * extent
         first += before * extent
         extent *= before + max(0, shape[axis] - 1) * step + 1 + behind

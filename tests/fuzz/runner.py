@@ -36,7 +36,8 @@ class Pool:
         """A call of each kernel, for `cupyfa.warmup`."""
         for row in range(len(self)):
             problems = (self.problem(number) for number in itertools.count(row, len(self)))
-            yield next(problem.warm_call for problem in problems if problem.spec is not None)
+            calls = (problem.warm_call for problem in problems if problem.spec is not None)
+            yield next(call for call in calls if call is not None)
 
 
 @dataclasses.dataclass(frozen=True)

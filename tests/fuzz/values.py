@@ -39,6 +39,8 @@ class Values:
                 made[name] = np.full(shape, np.nan, dtypes[name])
             elif name in ("sink", "alibi_slopes"):
                 made[name] = self._of_heads(name, shape, seed)
+            elif name == "bias":
+                made[name] = _of_scores(shape, seed).astype(dtypes[name])
             elif self.kind == "sparse":  # small integers, most of them 0: sums are exact, a block left out is gross
                 made[name] = np.trunc(random_array(shape, np.float32, seed, amplitude=1.2)).astype(dtypes[name])
             else:
@@ -56,6 +58,13 @@ class Values:
         if name == "alibi_slopes":  # from far below to far above what scores vary by; a few are negative
             return np.exp2(4 * values - 4) * np.where(values > 1.5, -1, 1).astype(np.float32)
         return np.select([values > 1.5, values < -1.5], [np.float32(40), np.float32(-np.inf)], 3 * values)
+
+
+def _of_scores(shape: tuple[int, ...], seed: int) -> Any:
+    """As large as scores; some of them hide a key, and some rows have no other."""
+    values = random_array(shape, np.float32, seed)
+    rows = random_array((*shape[:-1], 1), np.float32, seed + 8)
+    return np.where((values > 1.5) | (rows > 1.7), np.float32(-np.inf), 3 * values)
 
 
 def draw_values(choice: random.Random, dtype: str, scale: float, *, empty: bool) -> Values:

@@ -10,7 +10,7 @@ from fuzz.runner import Pool, run
 
 import cupyfa
 
-KERNELS, PROBLEMS = 12, 300
+KERNELS, PROBLEMS = 24, 400
 
 
 def test_random_problems() -> None:
