@@ -139,7 +139,7 @@ ACCESSES = {
     "a bias of float32": [(Bias.TILE, True), (Bias.ROW, True)],
     "a gathered bias": [(Bias.GATHER, False), (Bias.GATHER, True)],
 }
-#: Rows for a bias with none and with some of the options, and with all: the most that registers have to hold.
+#: Rows for a bias with few of the options, and with all: the most that registers have to hold.
 BIASED = [
     dataclasses.replace(
         spec_of(row, dtype=dtype, causal=False),
@@ -149,12 +149,10 @@ BIASED = [
     )
     for row in CANDIDATES
     for kind in row.bias
-    for access, is_float32 in ACCESSES.get(kind, [])
-    for values, dtype in zip(
-        [(False,) * 5, (True, False, False, False, False), (True, True, True, False, False), (True,) * 5],
-        itertools.cycle(DType),
-        strict=False,
+    for (access, is_float32), few in zip(
+        ACCESSES.get(kind, []), ((False,) * 5, (True, True, True, False, False)), strict=False
     )
+    for values, dtype in ((few, DType.FLOAT16), ((True,) * 5, DType.BFLOAT16))
 ]
 #: Kernels for comparisons have a sink as well.
 COMPARED = [
