@@ -22,7 +22,7 @@ def sequences(
     seqused_q: Lengths | None = None,
     seqused_k: Lengths | None = None,
 ) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows of each sequence in the packed q, and those of its keys.
+    """Yield the rows of each sequence in the packed q, and those of its keys (0x0B).
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def attention(
     of_sequence: Callable[..., tuple[Array, Array]] = online.attention,
     **options: Any,
 ) -> tuple[Array, Array]:
-    """Compute attention over packed sequences.
+    """Compute attention over packed sequences (0x01).
 
     Parameters
     ----------
