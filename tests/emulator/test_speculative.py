@@ -363,7 +363,12 @@ FAULTS = {
     # name: file, pattern, replacement, what shows it: a result, a hazard or a probe
     "O keeps the old frame": (CONSUMER, r"if \(!same_frame\) scale_rows", "if (!S.speculative) scale_rows", "out"),
     "the sum keeps the old frame": (SOFTMAX, r"sum_\[r\]\[c\] \*= shrink.row\[r\];", "", "out"),
-    "the reference is left out of the lse": (SOFTMAX, r"close_row\(reference_\[r\]", "close_row(0.f", "lse"),
+    "the reference is left out of the lse": (
+        SOFTMAX,
+        r"close_row<Logits>\(reference_\[r\]",
+        "close_row<Logits>(0.f",
+        "lse",
+    ),
     "out of range is not seen": (SOFTMAX, r"!__all_sync\([^)]*\)", "false", "out"),
     "a NaN is in range": (
         SOFTMAX,
