@@ -33,14 +33,24 @@ def compare(
             special = ~np.isfinite(out.astype(np.float32))
             assert special[must].all(), f"out is finite at {np.argwhere(must & ~special)[0]}, where it sees no number"
             out = np.where(must | (may & special), reference.astype(out.dtype), out)
-        # The largest error of a few columns says little about the next one.
-        assert_close(out, reference, plain, row_factor=2.0 if out.shape[-1] >= 32 else 4.0)
+        assert_close(out, reference, plain, row_factor=_row_factor(v))
         if lse is not None:
-            magnitude = score_magnitude(q, k, options["softmax_scale"], options["softcap"])
+            # Products in an order of their own need not add up as random ones do: each step of 16 may err.
+            steps = -(-q.shape[-1] // 16)
+            magnitude = score_magnitude(q, k, options["softmax_scale"], options["softcap"]) * max(1.0, steps / 4)
             if "bias" in options:
                 bias = options["bias"].astype(np.float64)
                 magnitude = magnitude + np.abs(bias[np.isfinite(bias)]).max(initial=0)
             assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
+
+
+def _row_factor(v: Any) -> float | None:
+    """How far beyond the same precision's largest error in a row another one may be; None where that says too little.
+
+    Columns that a stride of 0 makes equal have one error between them.
+    """
+    columns = len(np.unique(v.reshape(-1, v.shape[-1]).astype(np.float32), axis=1).T)
+    return 2.0 if columns >= 32 else 4.0 if columns >= 16 else None
 
 
 def _blinded(bias: Any, out_shape: tuple[int, ...], k_shape: tuple[int, ...], causal: bool, window_size: Any) -> Any:

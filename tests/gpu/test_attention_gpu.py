@@ -472,7 +472,7 @@ def test_c39_a_bias_of_more_than_2_to_the_32_elements(begin: int) -> None:
 def test_c43_a_bias_is_read_in_place(dtype: Any) -> None:
     """Slices that TMA takes and those that it does not, beside NaN, in every order of axes."""
     q, k, v = inputs(sk=456)
-    whole = cupy.full((2, 4, 300, 500), np.nan, np.float32).astype(dtype)
+    whole = cupy.full((2, 4, 300, 504), np.nan, np.float32).astype(dtype)
     bias = whole[..., 16:472]
     assign(bias, make((2, 4, 300, 456), 5, dtype))
     unaligned = cupy.full((2, 4, 300, 500), np.nan, np.float32).astype(dtype)[..., 3:459]
@@ -730,7 +730,7 @@ def test_without_a_counter_tiles_are_dealt_out() -> None:
     assert launcher.counters is kernel.counters is not None
     without = plan_forward(problem, kernel.traits, kernel.function, Device.current(), TileCounters(0, 0))
     out = poison(cupy.empty_like(q))
-    addresses = [*(x.data.ptr for x in (q, k, v, out)), 0, 0, 0]
+    addresses = [*(x.data.ptr for x in (q, k, v, out)), 0, 0, 0, 0]
     without(addresses, cupy.cuda.get_current_stream().ptr)
     assert same_bits(out, expected)
 

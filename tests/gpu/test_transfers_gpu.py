@@ -137,6 +137,8 @@ def kinds_of_nodes(graph: int) -> list[int]:
     count = ctypes.c_size_t()
     assert driver.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)) == 0
     nodes = (ctypes.c_void_p * count.value)()
+    if not nodes:
+        return []  # the driver takes no empty array
     assert driver.cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)) == 0
     kinds = []
     for node in nodes:
