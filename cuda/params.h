@@ -74,6 +74,7 @@ struct FwdParams {
   long long bias_stride_head;
   long long bias_stride_row;
   long long bias_stride_key;
+  int bias_rows, bias_keys;  ///< how many it has; packed: from the beginning of each sequence on
   float scale;  ///< with a bias, in place of scale_log2: what makes natural logits of scores
 };
 

@@ -61,6 +61,8 @@ class ForwardLauncher:
         sink_stride: int,
         alibi_strides: tuple[int, int],
         bias_strides: tuple[int, ...],
+        bias_rows: int,
+        bias_keys: int,
         scale: float,
         scale_log2: float,
         softcap_slope: float,

@@ -37,6 +37,7 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         TensorMap bias
         const void *bias_data
         long long bias_stride_batch, bias_stride_head, bias_stride_row, bias_stride_key
+        int bias_rows, bias_keys
         float scale
 
     cdef cppclass PackedTile:
@@ -461,6 +462,8 @@ cdef class ForwardLauncher:
         Elements, along batch and head.
     bias_strides : tuple of int
         Elements, along batch, head, row and key.
+    bias_rows, bias_keys : int
+        As in ``FwdParams``.
     scale, scale_log2, softcap_slope, softcap : float
         As in ``FwdParams``.
     seqlen_q, seqlen_k, last_diagonal, first_diagonal : int
@@ -488,8 +491,8 @@ cdef class ForwardLauncher:
     def __init__(self, *, Function function not None, LaunchGeometry geometry not None,
                  TensorMapGeometry q not None, TensorMapGeometry k not None, TensorMapGeometry v not None,
                  TensorMapGeometry o not None, tuple lse_strides, long long sink_stride, tuple alibi_strides,
-                 tuple bias_strides, float scale, float scale_log2, float softcap_slope, float softcap,
-                 int seqlen_q, int seqlen_k,
+                 tuple bias_strides, int bias_rows, int bias_keys, float scale, float scale_log2,
+                 float softcap_slope, float softcap, int seqlen_q, int seqlen_k,
                  int last_diagonal, int first_diagonal, unsigned heads_q, unsigned heads_per_kv,
                  unsigned heads_total, unsigned tiles_m, unsigned tiles, unsigned heads_per_section,
                  TensorMapGeometry bias=None, TileCounters counters=None):
@@ -500,6 +503,7 @@ cdef class ForwardLauncher:
         p.sink_stride = sink_stride
         p.alibi_stride_batch, p.alibi_stride_head = alibi_strides
         p.bias_stride_batch, p.bias_stride_head, p.bias_stride_row, p.bias_stride_key = bias_strides
+        p.bias_rows, p.bias_keys = bias_rows, bias_keys
         p.scale, p.scale_log2, p.softcap_slope, p.softcap = scale, scale_log2, softcap_slope, softcap
         p.seqlen_q, p.seqlen_k = seqlen_q, seqlen_k
         p.last_diagonal, p.first_diagonal = last_diagonal, first_diagonal

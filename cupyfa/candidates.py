@@ -41,6 +41,8 @@ class Candidate:
         The row is only for problems with at most so many query rows, or a window of at most so many keys.
     narrow : bool
         The row is only for windows of which blocks of 128 keys would cover a fifth more keys than its own.
+    packed : bool
+        The row is only for packed sequences.
     bias : tuple of str
         What biases the row is for.
     spills_with : tuple of tuple of str
@@ -58,6 +60,7 @@ class Candidate:
     max_seqlen_q: float = math.inf
     max_window: float = 0
     narrow: bool = False
+    packed: bool = False
     bias: tuple[str, ...] = (_NO_BIAS,)
     spills_with: tuple[tuple[str, ...], ...] = ()
     reason: str
@@ -74,6 +77,8 @@ class Candidate:
                 return f"holds {name} up to {getattr(self, name)}, the problem has {getattr(problem, name)}"
         if _kind_of_bias(problem) not in self.bias:
             return f"is for {' or '.join(self.bias)}, the problem has {_kind_of_bias(problem)}"
+        if self.packed and problem.packed is None:
+            return "is for packed sequences"
         if problem.max_seqlen_q > self.max_seqlen_q and problem.window > self.max_window:
             return f"is for seqlen_q up to {self.max_seqlen_q}, or windows of up to {self.max_window} keys"
         if self.narrow and self._keys(problem, 128) < 1.2 * self._keys(problem, self.tile_n):
@@ -311,6 +316,17 @@ CANDIDATES = (
         q_stages=1,
         bias=(_BIAS_32,),
         reason="the most keys that two stages of K, V and the bias leave room for",
+    ),
+    Candidate(
+        head_dim=192,
+        head_dim_v=192,
+        tile_m=128,
+        tile_n=48,
+        stages=2,
+        q_stages=2,
+        packed=True,
+        bias=(_BIAS_GATHERED,),
+        reason="packed sequences, whose lengths take registers: more keys would spill",
     ),
     Candidate(
         head_dim=192,

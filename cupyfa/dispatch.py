@@ -429,6 +429,7 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
         "softcap": problem.softcap,
         "sink": arrays.sink,
         "alibi_slopes": arrays.alibi_slopes,
+        "bias": arrays.bias,
         "lse": lse,
     }
     matrices = (arrays.q, arrays.k, arrays.v, out)
@@ -439,7 +440,7 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
         packed.attention(q, k, v, **lengths, **given, out=o)
     else:
         q, k, v, o = (x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in matrices)
-        online.attention(q, k, v, **given, bias=arrays.bias, out=o)
+        online.attention(q, k, v, **given, out=o)
     return out, lse
 
 

@@ -26,7 +26,9 @@ def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
     ValueError
         Naming the array and the index.
     """
-    for side, total in (("q", problem.seqlen_q), ("k", problem.seqlen_k)):
+    of_bias = (0, 0) if problem.bias is None else problem.bias.shape[2:]
+    sides = (("q", problem.seqlen_q, "rows"), ("k", problem.seqlen_k, "keys"))
+    for (side, total, rows), most in zip(sides, of_bias, strict=True):
         name, used_name = f"cu_seqlens_{side}", f"seqused_{side}"
         offsets, used = lengths[name].astype(np.int64), lengths[used_name]
         sizes = np.diff(offsets)
@@ -40,3 +42,10 @@ def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
                     f"attention: {used_name}[{i}] is {used[i]}; it must be from 0 to {sizes[i]}, the rows of the "
                     "sequence"
                 )
+        lengths_used = sizes if used is None else used
+        if problem.bias is not None and lengths_used.max(initial=0) > most:
+            i = lengths_used.argmax()
+            raise ValueError(
+                f"attention: bias has {most} {rows} but sequence {i} has {lengths_used[i]}; it must have 1, or as many "
+                "as the longest sequence"
+            )

@@ -10,7 +10,7 @@ import numpy as np
 from cupyfa.errors import UnsupportedError, type_name
 from cupyfa.operand import LAYOUTS, Layout
 
-__all__ = ["Options", "WindowSize", "check_max_seqlen", "check_options", "check_return_lse"]
+__all__ = ["Options", "WindowSize", "check_max_seqlen", "check_options", "check_return_lse", "with_max_seqlen"]
 
 #: How many keys to the left and to the right of its own a query sees; None: all.
 WindowSize = tuple[int | None, int | None]
@@ -34,8 +34,8 @@ class Options(NamedTuple):
         None: off.
     layout : {"BSHD", "BHSD"}
         Of q, k, v and out.
-    max_seqlen_q : int or None
-        What the caller expects of packed sequences, for the choice of a kernel.
+    max_seqlen_q, max_seqlen_k : int or None
+        What the caller expects of packed sequences: the first for the choice of a kernel, both for the size of a bias.
     """
 
     softmax_scale: float | None = None
@@ -44,6 +44,7 @@ class Options(NamedTuple):
     softcap: float | None = None
     layout: Layout = "BSHD"
     max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
 
 
 _PLAIN, _CAUSAL = Options(), Options(right=0)
@@ -76,7 +77,7 @@ def check_options(
     Examples
     --------
     >>> check_options(causal=True, window_size=(128, None))
-    Options(softmax_scale=None, left=128, right=0, softcap=None, layout='BSHD', max_seqlen_q=None)
+    Options(softmax_scale=None, left=128, right=0, softcap=None, layout='BSHD', max_seqlen_q=None, max_seqlen_k=None)
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"attention: layout is {layout!r}; it must be 'BSHD' or 'BHSD'")
@@ -140,6 +141,33 @@ def check_max_seqlen(name: str, value: Any) -> int | None:
     if value < 0:
         raise ValueError(f"attention: {name} is {value}; it must be at least 0")
     return int(value)
+
+
+def with_max_seqlen(options: Options, max_seqlen_q: Any, max_seqlen_k: Any, biased: bool) -> Options:
+    """Return options with the lengths of the longest sequences.
+
+    Parameters
+    ----------
+    options : Options
+        Checked.
+    max_seqlen_q, max_seqlen_k
+        As in :func:`cupyfa.attention_varlen`.
+    biased : bool
+        Whether there is a bias. Without one nothing depends on the longest keys, and neither should the options, which
+        are a key.
+
+    Returns
+    -------
+    Options
+        Checked.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `check_max_seqlen`.
+    """
+    of_q, of_k = check_max_seqlen("max_seqlen_q", max_seqlen_q), check_max_seqlen("max_seqlen_k", max_seqlen_k)
+    return options._replace(max_seqlen_q=of_q, max_seqlen_k=of_k if biased else None)
 
 
 def _is_unbounded(window_size: Any) -> bool:

@@ -26,7 +26,7 @@ class Packed:
         (batch + 1,): where each sequence begins, and where the last one ends.
     seqused_q, seqused_k : Operand or None
         (batch,): how many rows of each are used.
-    max_seqlen_q : int or None
+    max_seqlen_q, max_seqlen_k : int or None
         What the caller expects of the longest sequence.
     """
 
@@ -35,6 +35,7 @@ class Packed:
     seqused_q: Operand | None
     seqused_k: Operand | None
     max_seqlen_q: int | None
+    max_seqlen_k: int | None
 
 
 def check_packed(operands: Arrays[Operand], options: Options) -> Packed | None:
@@ -90,4 +91,4 @@ def check_packed(operands: Arrays[Operand], options: Options) -> Packed | None:
             raise UnsupportedError(
                 f"attention: {operand.name} has {operand.shape[0]} rows; packed sequences may have {_MAX_TOTAL}"
             )
-    return Packed(cu_q, cu_k, used_q, used_k, options.max_seqlen_q)
+    return Packed(cu_q, cu_k, used_q, used_k, options.max_seqlen_q, options.max_seqlen_k)

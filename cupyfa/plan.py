@@ -66,6 +66,7 @@ def plan_forward(
     # score stays -inf, where -inf * 0 would be NaN. Capped scores are from -1 to 0.
     scale = abs(problem.softmax_scale) if problem.softcap is None else 2 * problem.softcap
     bias_strides = (0, 0, 0, 0) if problem.bias is None else problem.bias.strides
+    bias_rows, bias_keys = (0, 0) if problem.bias is None else problem.bias.shape[2:]
     bias_bytes = 1 if problem.bias is None else problem.bias.dtype.itemsize
     cols = traits["box_cols"]
     return ForwardLauncher(
@@ -86,6 +87,8 @@ def plan_forward(
         sink_stride=0 if problem.sink is None else problem.sink.strides[0] // 4,
         alibi_strides=(slope_batch // 4, slope_head // 4),
         bias_strides=tuple(stride // bias_bytes for stride in bias_strides),
+        bias_rows=bias_rows,
+        bias_keys=bias_keys,
         scale=max(scale, _SMALLEST_SCALE),
         scale_log2=max(scale * log2_e, _SMALLEST_SCALE),
         softcap_slope=0.0 if problem.softcap is None else 2 * log2_e * abs(problem.softmax_scale) / problem.softcap,
@@ -136,11 +139,11 @@ def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> Ten
 
 def _bias_map(bias: Operand, traits: dict[str, int]) -> TensorMapGeometry:
     """Return the map of a bias: an axis along which it is the same for all has one index."""
-    batch, heads, seqlen_q, _ = (size if stride else 1 for size, stride in zip(bias.shape, bias.strides, strict=True))
+    batch, heads, rows, _ = (size if stride else 1 for size, stride in zip(bias.shape, bias.strides, strict=True))
     strides = [stride or 16 for stride in bias.strides]
     return TensorMapGeometry(
         bias.dtype.name,
-        (bias.shape[3], seqlen_q, heads, batch),
+        (bias.shape[3], rows, heads, batch),
         (strides[2], strides[1], strides[0]),
         (traits["bias_box_cols"], traits["bias_box_rows"]),
         swizzle=0,

@@ -58,7 +58,8 @@ class Problem:
     alibi_slopes : Operand or None
         (batch, heads_q); one for all batches has a stride of 0.
     bias : Operand or None
-        (batch, heads_q, seqlen_q, seqlen_k), with a stride of 0 along axes on which it is the same for all.
+        (batch, heads_q, seqlen_q, seqlen_k), with a stride of 0 along axes on which it is the same for all. Packed, it
+        may have other numbers of rows and keys: from the beginning of each sequence on.
     packed : Packed or None
         None: sequences are equally long, and have an axis of their own.
     """
@@ -145,7 +146,7 @@ class Problem:
             _check_of_heads(slopes, {"(heads_q,)": (heads_q,), "(batch, heads_q)": (batch, heads_q)})
             slopes = slopes.broadcast_to((batch, heads_q))
         if bias is not None:
-            bias = _check_bias(bias, (batch, heads_q, seqlen_q, k.shape[-3]), q.dtype, packed is not None)
+            bias = _check_bias(bias, (batch, heads_q, seqlen_q, k.shape[-3]), q.dtype, packed)
         checked = operands._replace(out=out, lse=lse, alibi_slopes=slopes, bias=bias, q=q, k=k, v=v)
         _check_devices(checked)
         if q.device is not None:
@@ -194,7 +195,7 @@ class Problem:
         if self.bias is None:
             return Bias.NONE
         *outer, row, key = self.bias.strides
-        adjacent = key == self.bias.dtype.itemsize or self.seqlen_k == 1
+        adjacent = key == self.bias.dtype.itemsize or self.bias.shape[3] == 1
         if not (self.bias.aligned and adjacent and all(_suits_tma(stride) for stride in (*outer, row))):
             return Bias.GATHER
         return Bias.TILE if row else Bias.ROW
@@ -411,21 +412,30 @@ def _check_of_heads(operand: Operand, shapes: dict[str, tuple[int, ...]]) -> Non
         raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have {meanings}, {sizes}")
 
 
-def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], is_packed: bool) -> Operand:
-    """Check the bias, and return it with all axes: it repeats along those that it lacks, or has one index of."""
-    if is_packed:
-        raise UnsupportedError("attention: bias was passed with packed sequences; it is supported for batches only")
+def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], packed: Packed | None) -> Operand:
+    """Check the bias, and return it with all axes: it repeats along those that it lacks, or has one index of.
+
+    With packed sequences, `shape` has the rows and keys of the arrays: no sequence has more.
+    """
     if bias.dtype not in (np.dtype(np.float32), dtype):
         raise TypeError(f"attention: bias has dtype {bias.dtype}; it must be float32, or {dtype} as q")
+    least: tuple[int, ...] = shape
+    most: tuple[float, ...] = shape
+    meaning = "(batch, heads_q, seqlen_q, seqlen_k),"
+    if packed is not None:
+        longest = (packed.max_seqlen_q or 1, packed.max_seqlen_k or 1)  # 1: nobody said
+        least, most = (*shape[:2], *map(min, longest, shape[2:])), (*shape[:2], math.inf, math.inf)
+        meaning = "(batch, heads_q, max_seqlen_q, max_seqlen_k), or more rows and keys,"
     rank = len(bias.shape)
-    fits = all(size in (1, full) for size, full in zip(bias.shape, shape[-rank:], strict=False))
-    if not 2 <= rank <= 4 or not fits:
+    own = zip(reversed(bias.shape), reversed(least), reversed(most), strict=False)
+    if not 2 <= rank <= 4 or not all(size == 1 or low <= size <= high for size, low, high in own):
         raise ValueError(
-            f"attention: bias has shape {bias.shape}; it must have 2 to 4 axes and broadcast to (batch, heads_q, "
-            f"seqlen_q, seqlen_k), {shape}"
+            f"attention: bias has shape {bias.shape}; it must have 2 to 4 axes and broadcast to {meaning} {least}"
         )
-    own = tuple(stride if size > 1 else 0 for stride, size in zip(bias.strides, bias.shape, strict=True))
-    return dataclasses.replace(bias, shape=shape, strides=(0,) * (4 - rank) + own)
+    sizes, strides = ((0,) * (4 - rank) + x for x in (bias.shape, bias.strides))
+    strides = tuple(stride if size > 1 else 0 for stride, size in zip(strides, sizes, strict=True))
+    shape = tuple(size if stride else full for size, stride, full in zip(sizes, strides, shape, strict=True))
+    return dataclasses.replace(bias, shape=shape, strides=strides)
 
 
 def _bounds(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int | None, int | None]:

@@ -9,7 +9,7 @@ import numpy as np
 from cupyfa.attention import AttentionResult
 from cupyfa.dispatch import Backend, VarlenPlan, attend, make_plan
 from cupyfa.operand import Arrays
-from cupyfa.options import Options, WindowSize, check_max_seqlen, check_options, check_return_lse
+from cupyfa.options import WindowSize, check_options, check_return_lse, with_max_seqlen
 from cupyfa.select import Config
 
 __all__ = ["attention_varlen", "plan_varlen"]
@@ -33,6 +33,7 @@ def attention_varlen(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     return_lse: bool = False,
     out: Any = None,
     lse: Any = None,
@@ -60,7 +61,7 @@ def attention_varlen(
         that names the index, at the price of a wait for the GPU in each call; NumPy arrays are always checked.
     max_seqlen_q, max_seqlen_k : int, optional
         The length of the longest sequence, or what is expected of it. The first helps to choose a kernel; neither
-        changes the result, whatever it is.
+        changes the result, whatever it is. A ``bias`` has to have as many rows and keys.
     seqused_q, seqused_k : array, (batch,), optional
         int32, contiguous. Only so many of the first rows of each sequence are used. A negative number counts as 0, one
         beyond the length as the length.
@@ -71,6 +72,10 @@ def attention_varlen(
         As for :func:`cupyfa.attention`, by sequence.
     alibi_slopes : array, optional, (heads_q,) or (batch, heads_q)
         As for :func:`cupyfa.attention`.
+    bias : array, optional, broadcast to (batch, heads_q, max_seqlen_q, max_seqlen_k)
+        As for :func:`cupyfa.attention`; rows and keys are counted from the beginning of their sequence. It may have
+        more of them than the longest sequence uses. If it has fewer, it is 0 behind its end; where the lengths are
+        checked, see ``cu_seqlens_q``, that is a ValueError.
     return_lse : bool
         Also return the logarithm of the row sums.
     out : array, optional
@@ -114,9 +119,10 @@ def attention_varlen(
     True
     """
     check_return_lse(return_lse)
-    options = _options(softmax_scale, causal, window_size, softcap, max_seqlen_q, max_seqlen_k)
+    options = check_options(softmax_scale, causal, window_size, softcap)
+    options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, **lengths)
+    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias, **lengths)
     out, lse = attend(arrays, options, return_lse, backend, config, plan, workspace)
     return AttentionResult(out, lse) if return_lse else out
 
@@ -138,6 +144,7 @@ def plan_varlen(
     softcap: float | None = None,
     sink: Any = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     workspace: Any = None,
     config: Config | None = None,
 ) -> VarlenPlan:
@@ -153,7 +160,7 @@ def plan_varlen(
         As for :func:`attention_varlen`.
     seqused_q, seqused_k : array, optional
         Like the offsets.
-    softmax_scale, causal, window_size, softcap, sink, alibi_slopes
+    softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias
         As for :func:`attention_varlen`.
     workspace : array, optional
         uint8, at least :func:`cupyfa.workspace_size` bytes: where the plan goes, instead of new memory.
@@ -177,20 +184,13 @@ def plan_varlen(
     ...     q, k, v = layer.project(x)
     ...     x = layer.finish(attention_varlen(q, k, v, offsets, offsets, causal=True, plan=plan))
     """
-    options = _options(softmax_scale, causal, window_size, softcap, max_seqlen_q, max_seqlen_k)
+    options = check_options(softmax_scale, causal, window_size, softcap)
+    options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     if isinstance(q, np.ndarray):
         raise TypeError("attention: q is a numpy.ndarray; a plan is made on the GPU, for CuPy arrays")
-    arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, **lengths)
+    arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, bias, **lengths)
     return make_plan(arrays, options, config, workspace)
-
-
-def _options(
-    softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, max_seqlen_q: Any, max_seqlen_k: Any
-) -> Options:
-    check_max_seqlen("max_seqlen_k", max_seqlen_k)
-    expected = check_max_seqlen("max_seqlen_q", max_seqlen_q)
-    return check_options(softmax_scale, causal, window_size, softcap)._replace(max_seqlen_q=expected)
 
 
 def _lengths(cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any) -> dict[str, Any]:

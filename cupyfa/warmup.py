@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyfa.kernels import load
 from cupyfa.operand import Arrays, Operand
-from cupyfa.options import check_max_seqlen, check_options
+from cupyfa.options import check_max_seqlen, check_options, with_max_seqlen
 from cupyfa.problem import Problem
 from cupyfa.select import Config, Device, select
 from cupyfa.spec import PlanSpec, Spec
@@ -29,6 +29,7 @@ _ARGUMENTS = (
     "bias_dtype",
     "sequences",
     "max_seqlen_q",
+    "max_seqlen_k",
     "config",
 )
 
@@ -104,7 +105,8 @@ def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, 
         if str(error).startswith("attention: "):
             raise
         raise TypeError(f"warmup: call {number}: {error}") from None
-    checked = checked._replace(max_seqlen_q=check_max_seqlen("max_seqlen_q", call.get("max_seqlen_q")))
+    biased = call.get("bias") is not None
+    checked = with_max_seqlen(checked, call.get("max_seqlen_q"), call.get("max_seqlen_k"), biased)
     shapes = {"q": call["q"], "k": call["k"], "v": call.get("v", call["k"])}
     operands = {name: Operand.contiguous(name, tuple(shape), call["dtype"], 0) for name, shape in shapes.items()}
     sequences = check_max_seqlen("sequences", call.get("sequences"))
@@ -116,7 +118,7 @@ def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, 
     for name in ("sink", "alibi_slopes"):
         if call.get(name):
             operands[name] = Operand.contiguous(name, (heads,), np.float32, 0)
-    if call.get("bias") is not None:
+    if biased:
         operands["bias"] = Operand.contiguous("bias", tuple(call["bias"]), call.get("bias_dtype", np.float32), 0)
     problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)
     config: Config | None = call.get("config")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cupyfa.dispatch import prepare_there
 from cupyfa.operand import Arrays, Layout
-from cupyfa.options import WindowSize, check_max_seqlen, check_options
+from cupyfa.options import WindowSize, check_options, with_max_seqlen
 from cupyfa.select import Config
 
 __all__ = ["workspace_size"]
@@ -20,6 +20,7 @@ def workspace_size(
     cu_seqlens_k: Any = None,
     *,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     seqused_q: Any = None,
     seqused_k: Any = None,
     softmax_scale: float | None = None,
@@ -42,7 +43,9 @@ def workspace_size(
         read in place is copied into the workspace.
     cu_seqlens_q, cu_seqlens_k : array, optional
         Of packed sequences; without them, the call is one of ``attention``.
-    max_seqlen_q, seqused_q, seqused_k, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout
+    max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
+        As for the call.
+    softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout
         As for the call.
     out : array, optional
         As for the call, if it is passed there; a new one needs no copy.
@@ -68,7 +71,7 @@ def workspace_size(
     196608
     """
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    options = options._replace(max_seqlen_q=check_max_seqlen("max_seqlen_q", max_seqlen_q))
+    options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     arrays = Arrays(q, k, v, out, None, sink, alibi_slopes, bias, *lengths)
     return prepare_there(arrays, options, config).workspace_bytes

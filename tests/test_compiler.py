@@ -139,20 +139,35 @@ ACCESSES = {
     "a bias of float32": [(Bias.TILE, True), (Bias.ROW, True)],
     "a gathered bias": [(Bias.GATHER, False), (Bias.GATHER, True)],
 }
-#: Rows for a bias with few of the options, and with all: the most that registers have to hold.
-BIASED = [
-    dataclasses.replace(
-        spec_of(row, dtype=dtype, causal=False),
-        bias=access,
-        bias_float32=is_float32,
-        **dict(zip(OPTIONS, values, strict=True)),
-    )
+
+
+def with_bias(row: Candidate) -> list[FwdSpec]:
+    """Its kernels with few of the options, and with all: the most that registers have to hold."""
+    return [
+        dataclasses.replace(
+            spec_of(row, dtype=dtype, causal=False),
+            bias=access,
+            bias_float32=is_float32,
+            **dict(zip(OPTIONS, values, strict=True)),
+        )
+        for kind in row.bias
+        for (access, is_float32), few in zip(
+            ACCESSES.get(kind, []), ((False,) * 5, (True, True, True, False, False)), strict=False
+        )
+        for values, dtype in ((few, DType.FLOAT16), ((True,) * 5, DType.BFLOAT16))
+    ]
+
+
+BIASED = [spec for row in CANDIDATES if not row.packed for spec in with_bias(row)]
+#: Sizes and biases for which packed sequences have rows of their own.
+PACKED_APART = {(row.head_dim, row.head_dim_v, row.bias) for row in CANDIDATES if row.packed}
+#: Of packed sequences, with the most options that a row takes.
+PACKED = [
+    dataclasses.replace(spec, varlen=True)
     for row in CANDIDATES
-    for kind in row.bias
-    for (access, is_float32), few in zip(
-        ACCESSES.get(kind, []), ((False,) * 5, (True, True, True, False, False)), strict=False
-    )
-    for values, dtype in ((few, DType.FLOAT16), ((True,) * 5, DType.BFLOAT16))
+    if row.packed or (row.head_dim, row.head_dim_v, row.bias) not in PACKED_APART
+    for spec in with_bias(row)[1:2]
+    or [dataclasses.replace(spec_of(row, dtype=DType.FLOAT16, causal=False), **fitting(row, COMBINATIONS[0]))]
 ]
 #: Kernels for comparisons have a sink as well.
 COMPARED = [
@@ -161,8 +176,10 @@ COMPARED = [
 ]
 #: With 168 registers a thread, a speculative kernel for 192 rows keeps one of them in memory, outside of loops.
 TIGHT = {spec for spec in UNSPECIALIZED_ALL if spec.tile_m == 192 and spec.speculative}
-WITHOUT_SPILLS = {*TABLE, *PADDED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *BIASED, *COMPARED} - TIGHT
-SPECS = list(dict.fromkeys([*TABLE, *PADDED, *SWITCHED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *BIASED, *COMPARED]))
+WITHOUT_SPILLS = {*TABLE, *PADDED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *BIASED, *PACKED, *COMPARED} - TIGHT
+SPECS = list(
+    dict.fromkeys([*TABLE, *PADDED, *SWITCHED, *UNSPECIALIZED_ALL, *WITH_OPTIONS, *BIASED, *PACKED, *COMPARED])
+)
 
 
 @functools.cache
@@ -503,7 +520,6 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
             "windows, score modifiers and packed sequences are written for the roles",
         ),
         ({"bias_float32": True}, "no bias has no type: set bias_float32=False"),
-        ({"bias": Bias.TILE, "varlen": True, "tile_n": 64}, "a bias is written for batches, not for packed sequences"),
         ({"bias": Bias.TILE, "tile_n": 256, "head_dim": 32, "head_dim_v": 32}, "a TMA box has at most 256 columns"),
         ({"bias": Bias.TILE}, "tiles and stages exceed the shared memory of a CTA"),
         (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, three_stage=False, and "),

@@ -13,7 +13,7 @@ from odd_views import ODD_VIEWS, OddView, written
 from test_plan import TRAITS
 
 import cupyfa
-from cupyfa import dispatch, packing
+from cupyfa import debug, dispatch, packing
 from cupyfa._launch import ForwardLauncher, Function
 from cupyfa.operand import Addresses
 from cupyfa.oracles import online, packed
@@ -86,6 +86,7 @@ class Gpu:
                 *(x[0] for x in (q, k, v)),
                 **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), OFFSETS),
                 window_size=(problem.left, problem.right),
+                bias=bias_of(problem, at.bias),
                 out=out[0],
             )
         self.launched.append("attention")
@@ -216,9 +217,30 @@ def test_a_bias_that_is_not_aligned(gpu: Gpu) -> None:
     assert gpu.launched == []
 
 
-def test_packed_sequences_have_no_bias(gpu: Gpu) -> None:
-    with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: bias was passed with packed sequences; "):
-        cupyfa.workspace_size(*packed_call(), bias=empty((9, 9), np.float32))
+def test_a_bias_of_packed_sequences(gpu: Gpu) -> None:
+    """Its kernel has a plan of its own, and the longest sequence is one that the call knows."""
+    bias = random_array((3, 4, 6, 9), np.float32, 3)
+    expected = cupyfa.attention_varlen(*(x[0] for x in host_inputs()), OFFSETS, OFFSETS, bias=bias[:, :, :, :6])
+    arguments, known = packed_call(), {"bias": Array(bias), "max_seqlen_q": 6, "max_seqlen_k": 8}
+    size = cupyfa.workspace_size(*arguments, **known)
+    out = cupyfa.attention_varlen(*arguments, **known, workspace=workspace(size))
+    np.testing.assert_array_equal(out.host, expected)
+    plan = cupyfa.plan_varlen(*arguments, **known)
+    np.testing.assert_array_equal(cupyfa.attention_varlen(*arguments, **known, plan=plan).host, expected)
+    assert gpu.launched == ["plan", "attention", "plan", "attention"]
+    with pytest.raises(ValueError, match=r"^attention: plan was made for tile_n 64 but this call has 128; plan_varlen"):
+        cupyfa.attention_varlen(*arguments, plan=plan)
+    with pytest.raises(ValueError, match=r"^attention: bias has shape \(3, 4, 6, 9\); .* \(3, 4, 7, 8\)$"):
+        cupyfa.attention_varlen(*arguments, **(known | {"max_seqlen_q": 7}))
+
+
+def test_debug_looks_at_the_bias_of_the_longest_sequence(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = empty((5, 9), np.float32)
+    cupyfa.plan_varlen(*packed_call(), bias=short)
+    monkeypatch.setattr(debug, "DEBUG", True)
+    for function in (cupyfa.attention_varlen, cupyfa.plan_varlen):
+        with pytest.raises(ValueError, match=r"^attention: bias has 5 rows but sequence 2 has 6; it must have 1, "):
+            function(*packed_call(), bias=short)
 
 
 def test_a_workspace_over_a_bias(gpu: Gpu) -> None:

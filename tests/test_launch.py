@@ -58,6 +58,8 @@ LAYOUT = {
     "bias_stride_head": "q",
     "bias_stride_row": "q",
     "bias_stride_key": "q",
+    "bias_rows": "i",
+    "bias_keys": "i",
     "scale": "f",
 }
 BIAS_MAP = 704
@@ -72,6 +74,8 @@ VALUES = {
     "bias_stride_head": -(2**37) - 8,
     "bias_stride_row": 2**38 + 9,
     "bias_stride_key": 10,
+    "bias_rows": 2**31 - 1025,
+    "bias_keys": 78,
     "scale": 0.4375,
     "scale_log2": 0.3125,
     "softcap_slope": 0.15625,

@@ -38,13 +38,14 @@ TRAITS = {
     "consumer_registers": 232,
 }
 #: What cuda/params.h has behind the tensor maps, in the notation of Python's struct.
-LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQQ48x128xQqqqqf"
+LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQQ48x128xQqqqqiif"
 FIELDS = (
     *("lse", "lse_stride_batch", "lse_stride_head", "lse_stride_row"),
     *("sink", "alibi_slopes", "sink_stride", "alibi_stride_batch", "alibi_stride_head"),
     *("scale_log2", "softcap_slope", "softcap", "seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"),
     *("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section", "plan", "tile_counter"),
-    *("bias_data", "bias_stride_batch", "bias_stride_head", "bias_stride_row", "bias_stride_key", "scale"),
+    *("bias_data", "bias_stride_batch", "bias_stride_head", "bias_stride_row", "bias_stride_key"),
+    *("bias_rows", "bias_keys", "scale"),
 )
 LOG2_E = math.log2(math.e)
 
@@ -90,6 +91,8 @@ def test_sizes() -> None:
         "bias_stride_head": 0,
         "bias_stride_row": 0,
         "bias_stride_key": 0,
+        "bias_rows": 0,
+        "bias_keys": 0,
         "scale": 0.125,
     }
 
@@ -287,6 +290,7 @@ def test_a_bias_that_tma_copies(
     launcher = plan(make_problem(bias=bias), bias_box_cols=88, bias_box_rows=128)
     values = params(launcher)
     assert tuple(values[f"bias_stride_{axis}"] for axis in ("batch", "head", "row", "key")) == strides
+    assert (values["bias_rows"], values["bias_keys"]) == (300, 500)
     assert launcher.bias is not None
     assert (launcher.bias.shape, launcher.bias.strides, launcher.bias.box) == (shape, map_strides, (88, 128))
     assert (launcher.bias.swizzle, launcher.q.swizzle) == (0, 128)

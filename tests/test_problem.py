@@ -471,15 +471,6 @@ def test_a_bias_may_lie_anywhere(strides: tuple[int, ...], access: Bias) -> None
     assert problem.bias_access is access
 
 
-def test_packed_sequences_have_no_bias() -> None:
-    q, k = operand("q", (5, 4, 8)), operand("k", (8, 2, 8))
-    lengths = {name: operand(name, (2,), np.dtype(np.int32)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    arrays = Arrays(q, k, dataclasses.replace(k, name="v"), bias=operand("bias", (5, 8), F32), **lengths)
-    message = r"^attention: bias was passed with packed sequences; it is supported for batches only$"
-    with pytest.raises(cupyfa.UnsupportedError, match=message):
-        Problem.from_operands(arrays, Options(), want_lse=False, current_device=0)
-
-
 def test_a_bias_that_all_scores_share_has_one_element_of_memory() -> None:
     problem = pose(**good(), bias=operand("bias", (1, 1), F32))
     check_overlap(problem, Addresses(1024, 2048, 4096, 8192, bias=8192 - 4))

@@ -23,8 +23,8 @@ from cupyfa.oracles import dense, packed
 from cupyfa.packing import packed_tiles, read_plan
 from cupyfa.problem import Problem
 from cupyfa.select import H200, select
-from cupyfa.spec import PlanSpec
-from cupyfa.testing import PACKED_CASES, PackedCase, guarded_empty
+from cupyfa.spec import Bias, PlanSpec
+from cupyfa.testing import PACKED_CASES, PackedCase, guarded_empty, random_array
 
 
 @pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.id)
@@ -75,6 +75,10 @@ def zeros(*shape: int, dtype: Any = np.float16) -> Any:
     return np.zeros(shape, dtype)
 
 
+OF_BIAS = (
+    r"; it must have 2 to 4 axes and broadcast to \(batch, heads_q, max_seqlen_q, max_seqlen_k\), or more rows and "
+    r"keys, \(2, 4, {}, {}\)$"
+)
 GOOD: dict[str, Any] = {
     "q": zeros(10, 4, 16),
     "k": zeros(12, 2, 16),
@@ -105,6 +109,26 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "lse": ({"lse": zeros(10, 4, dtype=np.float32)}, ValueError, r"lse has shape .*\(heads_q, total_q\), \(4, 10\)"),
     "out": ({"out": zeros(10, 4, 8)}, ValueError, r"out has shape \(10, 4, 8\); it must have"),
     "slopes": ({"alibi_slopes": zeros(3, 4, dtype=np.float32)}, ValueError, r"alibi_slopes has shape \(3, 4\)"),
+    "bias 1d": ({"bias": zeros(12)}, ValueError, r"bias has shape \(12,\)" + OF_BIAS.format(1, 1)),
+    "bias 5d": ({"bias": zeros(1, 1, 1, 7, 7)}, ValueError, r"bias has shape \(1, 1, 1, 7, 7\)" + OF_BIAS.format(1, 1)),
+    "bias none": ({"bias": zeros(0, 7)}, ValueError, r"bias has shape \(0, 7\)" + OF_BIAS.format(1, 1)),
+    "bias batch": ({"bias": zeros(3, 1, 7, 7)}, ValueError, r"bias has shape \(3, 1, 7, 7\)" + OF_BIAS.format(1, 1)),
+    "bias heads": ({"bias": zeros(2, 7, 7)}, ValueError, r"bias has shape \(2, 7, 7\)" + OF_BIAS.format(1, 1)),
+    "bias rows": (
+        {"bias": zeros(7, 7), "max_seqlen_q": 8, "max_seqlen_k": 5}, ValueError,
+        r"bias has shape \(7, 7\)" + OF_BIAS.format(8, 5),
+    ),
+    "bias keys": (
+        {"bias": zeros(7, 7), "max_seqlen_k": 99}, ValueError, r"bias has shape \(7, 7\)" + OF_BIAS.format(1, 12)
+    ),
+    "bias of fewer rows": (
+        {"bias": zeros(5, 7)}, ValueError,
+        r"bias has 5 rows but sequence 1 has 6; it must have 1, or as many as the longest sequence$",
+    ),
+    "bias of fewer keys": (
+        {"bias": zeros(2, 1, 6, 6)}, ValueError, r"bias has 6 keys but sequence 0 has 7; it must have 1, or as"
+    ),
+    "bias dtype": ({"bias": zeros(7, 7, dtype=np.float64)}, TypeError, r"bias has dtype float64; it must be float32"),
     "a plan": ({"plan": 3}, TypeError, r"plan is for CuPy arrays"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays"),
     "backend": ({"backend": "gpu"}, ValueError, r"backend is 'gpu'; it must be 'emulator' or None"),
@@ -219,6 +243,11 @@ def test_warmup_knows_packed_calls() -> None:
     packed_call = {"q": (999, 8, 64), "k": (999, 2, 64), "dtype": "float16", "sequences": 7, "max_seqlen_q": 500}
     spec, plan = warmup._specs(0, packed_call | {"causal": True, "sink": True}, H200)
     assert (spec.varlen, spec.causal, spec.sink, spec.tile_m, plan) == (True, True, True, 128, PlanSpec())
+    lengths = {"max_seqlen_q": 500, "max_seqlen_k": 512}
+    spec, _ = warmup._specs(0, packed_call | lengths | {"bias": (7, 8, 500, 512), "bias_dtype": "float16"}, H200)
+    assert (spec.varlen, spec.bias, spec.bias_float32) == (True, Bias.TILE, False)
+    with pytest.raises(ValueError, match=r"^attention: bias has shape \(500, 500\); .* \(7, 8, 500, 512\)$"):
+        warmup._specs(0, packed_call | lengths | {"bias": (500, 500)}, H200)
     with pytest.raises(TypeError, match=r"^attention: sequences is 'x'; it must be an integer"):
         warmup._specs(0, packed_call | {"sequences": "x"}, H200)
 
@@ -227,10 +256,10 @@ def test_functions_of_a_call_take_the_same_options() -> None:
     ours = inspect.signature(attention_varlen).parameters
     for function in (cupyfa.plan_varlen, cupyfa.workspace_size):
         theirs = inspect.signature(function).parameters
-        assert [name for name in theirs if name not in ("layout", "bias", "workspace")] == [
+        assert [name for name in theirs if name not in ("layout", "workspace")] == [
             name for name in ours if name in theirs and name != "workspace"
         ]
-    dense_options = [n for n in inspect.signature(cupyfa.attention).parameters if n not in ("layout", "bias")]
+    dense_options = [name for name in inspect.signature(cupyfa.attention).parameters if name != "layout"]
     assert [name for name in ours if name in dense_options] == dense_options
 
 
@@ -238,6 +267,52 @@ def test_plans_are_of_cupy_arrays() -> None:
     with pytest.raises(TypeError, match=r"^attention: q is a numpy.ndarray; a plan is made on the GPU"):
         cupyfa.plan_varlen(**GOOD)
     assert dispatch.VarlenPlan.__name__ in cupyfa.__all__
+
+
+def test_what_is_used_decides_about_a_bias() -> None:
+    arguments = GOOD | {"seqused_q": np.int32([4, 2]), "seqused_k": np.int32([1, 5])}
+    attention_varlen(**arguments, bias=zeros(4, 5))
+    with pytest.raises(ValueError, match=r"^attention: bias has 4 keys but sequence 1 has 5; "):
+        attention_varlen(**arguments, bias=zeros(4, 4))
+
+
+def test_a_bias_that_repeats_has_any_length() -> None:
+    """Whether it has one index, or is a view that repeats it."""
+    case = PackedCase("repeated", (100, 7), (90, 60), causal=True)
+    arguments = call(case)
+    of_keys = random_array((2, 1, 90), np.float32, 3)
+    expected = attention_varlen(**arguments, bias=np.tile(of_keys, (1, 100, 1)))
+    assert np.array_equal(attention_varlen(**arguments, bias=of_keys), expected)
+    for rows in (3, 100):
+        assert np.array_equal(attention_varlen(**arguments, bias=np.broadcast_to(of_keys, (2, rows, 90))), expected)
+
+
+def test_the_bias_of_a_problem_has_its_own_rows_and_keys() -> None:
+    def problem(bias: Operand, **options: Any) -> Problem:
+        case = PackedCase("bias", (100, 30), (90, 60))
+        arrays = Arrays(**{name: x for name, x in call(case).items() if isinstance(x, np.ndarray)})
+        operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))._replace(bias=bias)
+        checked = check_options()._replace(**options)
+        return Problem.from_operands(operands, checked, want_lse=True, current_device=0)
+
+    for shape, rows, keys, access in (
+        ((2, 2, 128, 96), 128, 96, Bias.TILE),
+        ((1, 96), 130, 96, Bias.ROW),
+        ((2, 128, 1), 128, 150, Bias.GATHER),
+        ((128, 95), 128, 95, Bias.GATHER),
+    ):
+        posed = problem(Operand.contiguous("bias", shape, np.float32, 0))
+        assert posed.bias is not None
+        assert (posed.bias.shape, posed.bias_access) == ((2, 2, rows, keys), access)
+    one_key = Operand("bias", (128, 1), (48, 12), np.dtype(np.float32), 0)
+    assert problem(one_key).bias_access is Bias.GATHER
+    for names, fits in (({"max_seqlen_q": 128, "max_seqlen_k": 96}, True), ({"max_seqlen_q": 500}, False)):
+        bias = Operand.contiguous("bias", (128, 96), np.float32, 0)
+        if fits:
+            problem(bias, **names)
+        else:  # no sequence has more rows than the array, 130
+            with pytest.raises(ValueError, match=r"max_seqlen_k\), or more rows and keys, \(2, 2, 130, 1\)$"):
+                problem(bias, **names)
 
 
 def test_sequences_beyond_the_lengths() -> None:

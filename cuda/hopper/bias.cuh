@@ -1,7 +1,9 @@
 // The additive bias: how a consumer thread gets its elements of a block of scores.
 //
 // Bias::tile and Bias::row come through a ring of their own, filled by the producer, in the order of the key blocks.
-// Bias::gather takes no shared memory, any strides and any address, at the price of a load for each score.
+// Bias::gather takes no shared memory, any strides and any address, at the price of a load for each score. Rows and keys
+// that the array does not have get 0 both ways: those of a tile that hangs over the end, and of a packed sequence that is
+// longer than the bias.
 #pragma once
 #include "hopper/place.cuh"
 #include "hopper/storage.cuh"
@@ -83,7 +85,8 @@ class BiasReader<S> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = tile.m * S.tile_m + place_.row() + 8 * r;
-      rows_[r] = head + min(row, p_.seqlen_q - 1) * p_.bias_stride_row;  // rows behind the last are never stored
+      has_row_[r] = row < p_.bias_rows;
+      rows_[r] = head + row * p_.bias_stride_row;
     }
   }
 
@@ -108,13 +111,14 @@ class BiasReader<S> {
   }());
 
   __device__ u32 load(int first, int i) const {
-    const int key = min(first + 8 * (i / 4) + i % 2, p_.seqlen_k - 1);  // those behind the last are masked
-    return __ldg(rows_[i / 2 % 2] + key * p_.bias_stride_key);
+    const int key = first + 8 * (i / 4) + i % 2, row = i / 2 % 2;
+    return has_row_[row] && key < p_.bias_keys ? __ldg(rows_[row] + key * p_.bias_stride_key) : 0;
   }
 
   const FwdParams& p_;
   Place<S> place_;
   const Element* rows_[2];
+  bool has_row_[2];
 };
 
 }  // namespace cupyfa::hopper

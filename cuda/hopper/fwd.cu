@@ -70,7 +70,6 @@ constexpr bool is_valid() {
                 "windows, score modifiers and packed sequences are written for the roles and two stages: set "
                 "warp_specialized=True, three_stage=False");
   static_assert(S.bias != Bias::none || !S.bias_float32, "no bias has no type: set bias_float32=False");
-  static_assert(S.bias == Bias::none || !S.varlen, "a bias is written for batches, not for packed sequences");
   static_assert(!BiasBox<S>::copied || BiasBox<S>::cols <= 256,
                 "a TMA box has at most 256 columns: set tile_n to 192 or less");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");

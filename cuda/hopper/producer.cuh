@@ -44,8 +44,9 @@ class BiasProducer {
     ptx::prefetch_tensormap(p.bias);
   }
 
-  /// The block that begins with this key.
-  __device__ void load(const TileOf<S>& tile, int key) {
+  /// The block that begins with this row of K. A bias counts keys from the beginning of their sequence.
+  __device__ void load(const TileOf<S>& tile, int row) {
+    const int key = row - Rows::of_k<S>(tile).first;
     const Slot slot = ring_.acquire();
     ptx::cp_async_bulk_tensor_4d_load(slot.data, p_.bias, key, S.bias == Bias::row ? 0 : tile.m * S.tile_m,
                                       p_.bias_stride_head == 0 ? 0 : tile.head,

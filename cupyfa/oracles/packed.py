@@ -61,6 +61,7 @@ def attention(
     seqused_k: Lengths | None = None,
     sink: Array | None = None,
     alibi_slopes: Array | None = None,
+    bias: Array | None = None,
     out: Array | None = None,
     lse: Array | None = None,
     of_sequence: Callable[..., tuple[Array, Array]] = online.attention,
@@ -82,6 +83,9 @@ def attention(
         ``(heads_q,)``.
     alibi_slopes : numpy.ndarray, optional
         ``(heads_q,)`` or ``(batch, heads_q)``.
+    bias : numpy.ndarray, optional
+        Broadcast to ``(batch, heads_q, rows, keys)`` of the longest sequences: row ``i`` and key ``j`` of a sequence
+        get ``bias[sequence, head, i, j]``.
     out, lse : numpy.ndarray, optional
         Written in place and returned if given.
     of_sequence : callable, optional
@@ -113,7 +117,21 @@ def attention(
     for i, (rows, keys) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)):
         slopes = alibi_slopes[i] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes
         result, of_rows = of_sequence(
-            q[None, rows], k[None, keys], v[None, keys], sink=sink, alibi_slopes=slopes, **options
+            q[None, rows],
+            k[None, keys],
+            v[None, keys],
+            sink=sink,
+            alibi_slopes=slopes,
+            bias=None if bias is None else _bias_of(bias, i, rows.stop - rows.start, keys.stop - keys.start),
+            **options,
         )
         out[rows], lse[:, rows] = result[0], of_rows[0]
     return out, lse
+
+
+def _bias_of(bias: Array, sequence: int, rows: int, keys: int) -> Array:
+    """Return the part of a sequence; an axis with one index, or one of a view that repeats it, has any length."""
+    axes = bias[(None,) * (4 - bias.ndim)]
+    repeats = [size == 1 or not stride for size, stride in zip(axes.shape, axes.strides, strict=True)]
+    parts = (slice(sequence, sequence + 1), slice(None), slice(rows), slice(keys))
+    return axes[tuple(slice(1) if repeat else part for repeat, part in zip(repeats, parts, strict=True))]

@@ -42,6 +42,37 @@ def as_bshd(array: Any, layout: str) -> Any:
     return array if layout == "BSHD" else array.swapaxes(1, 2)
 
 
+def random_bias(axes: str, sizes: dict[str, int], dtype: npt.DTypeLike, *, lowest: bool) -> npt.NDArray[Any]:
+    """Make numbers as large as scores, with hidden keys among them, a row that sees none, and one of the lowest.
+
+    Parameters
+    ----------
+    axes : str
+        Those that the bias has, of "bhqk"; it is the same along the others.
+    sizes : dict
+        Of all of them.
+    dtype : data-type
+        Of the bias.
+    lowest : bool
+        Whether to have the row of the lowest; beside a sink, its keys would vanish.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of at least two axes.
+    """
+    shape = [size if axis in axes else 1 for axis, size in sizes.items()]
+    while len(shape) > 2 and "bhqk"[-len(shape)] not in axes:
+        del shape[0]
+    bias: npt.NDArray[Any] = random_array(shape, dtype, seed=3, amplitude=2.0)
+    bias[bias > 3.0] = -np.inf
+    if "q" in axes and sizes["q"] > 8:
+        bias[..., 7, :] = -np.inf
+        if lowest:
+            bias[..., 8, :] = ml_dtypes.finfo(dtype).min  # type: ignore[no-untyped-call]
+    return bias
+
+
 @dataclass(frozen=True)
 class Case:
     """One attention problem of the test table.
@@ -146,7 +177,9 @@ class Case:
         if self.alibi:
             options["alibi_slopes"] = self._slopes()
         if self.bias:
-            options["bias"] = self._bias()
+            sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_k}
+            dtype = np.float32 if self.bias_dtype == "float32" else self.np_dtype
+            options["bias"] = random_bias(self.bias, sizes, dtype, lowest=not self.sink)
         return options
 
     def options_on(self, xp: Any) -> dict[str, Any]:
@@ -180,24 +213,6 @@ class Case:
         if self.batch % 2 or not self.batch:
             return slopes
         return np.stack([np.roll(slopes, -b) for b in range(self.batch)])
-
-    def _bias(self) -> npt.NDArray[Any]:
-        """Return numbers as large as scores, with hidden keys among them, a row that sees none, and one of the lowest.
-
-        That one only without a sink, beside which its keys would vanish.
-        """
-        sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_k}
-        shape = [size if axis in self.bias else 1 for axis, size in sizes.items()]
-        while len(shape) > 2 and "bhqk"[-len(shape)] not in self.bias:
-            del shape[0]
-        dtype = np.float32 if self.bias_dtype == "float32" else self.np_dtype
-        bias: npt.NDArray[Any] = random_array(shape, dtype, seed=3, amplitude=2.0)
-        bias[bias > 3.0] = -np.inf
-        if "q" in self.bias and self.seqlen_q > 8:
-            bias[..., 7, :] = -np.inf
-            if not self.sink:
-                bias[..., 8, :] = ml_dtypes.finfo(dtype).min  # type: ignore[no-untyped-call]
-        return bias
 
     def make_inputs(self, seed: int = 0, xp: Any = np) -> tuple[Any, Any, Any]:
         """Make q, k and v, contiguous in the order of `layout`.

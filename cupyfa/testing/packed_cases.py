@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cupyfa.oracles.packed import sequences
-from cupyfa.testing.cases import DTYPES
+from cupyfa.testing.cases import DTYPES, random_bias
 from cupyfa.testing.inputs import random_array
 
 __all__ = ["PACKED_CASES", "PackedCase"]
@@ -30,8 +32,10 @@ class PackedCase:
         How many of them are used.
     before, behind : int
         Rows of the arrays before the first sequence and behind the last one.
-    heads_q, heads_kv, head_dim, dtype, causal, head_dim_v, window_size, softcap, sink, alibi
+    heads_q, heads_kv, head_dim, dtype, causal, head_dim_v, window_size, softcap, sink, alibi, bias, bias_dtype
         As for `Case`.
+    bias_beyond : tuple of int
+        How many rows and keys, of NaN, the bias has that no sequence has.
     id : str
         A readable name, unique in the table.
     options : dict
@@ -55,14 +59,19 @@ class PackedCase:
     softcap: float | None = None
     sink: bool = False
     alibi: bool = False
+    bias: str = ""
+    bias_dtype: str = "float32"
+    bias_beyond: tuple[int, int] = (0, 0)
 
     @property
     def id(self) -> str:
         """The readable name."""
         head_dim = f"d{self.head_dim}" + ("" if self.head_dim_v is None else f"x{self.head_dim_v}")
-        causal = ["causal"] if self.causal else []
+        options = ["causal"] if self.causal else []
+        if self.bias:
+            options.append(f"bias_{self.bias}_{self.bias_dtype}")
         return "-".join(
-            [self.name.replace(" ", "_"), head_dim, self.dtype, f"h{self.heads_q}x{self.heads_kv}", *causal]
+            [self.name.replace(" ", "_"), head_dim, self.dtype, f"h{self.heads_q}x{self.heads_kv}", *options]
         )
 
     @property
@@ -78,7 +87,24 @@ class PackedCase:
         if self.alibi:
             shape = (len(self.lengths_q), self.heads_q)
             options["alibi_slopes"] = np.exp2(-4 * np.abs(random_array(shape, np.float32, seed=2))).astype(np.float32)
+        if self.bias:
+            options["bias"] = self._bias()
         return options
+
+    def _bias(self) -> npt.NDArray[Any]:
+        used = [(rows.stop - rows.start, keys.stop - keys.start) for rows, keys in sequences(**self.lengths)]
+        longest = [int(n) for n in np.max(used, axis=0)]
+        more_rows, more_keys = self.bias_beyond
+        sizes = dict(
+            zip("bhqk", (len(used), self.heads_q, longest[0] + more_rows, longest[1] + more_keys), strict=True)
+        )
+        dtype = np.float32 if self.bias_dtype == "float32" else DTYPES[self.dtype]
+        bias = random_bias(self.bias, sizes, dtype, lowest=not self.sink)
+        if "q" in self.bias:
+            bias[..., longest[0] :, :] = np.nan
+        if "k" in self.bias:
+            bias[..., longest[1] :] = np.nan
+        return bias
 
     @property
     def lengths(self) -> dict[str, Any]:
@@ -128,6 +154,30 @@ class PackedCase:
 
 _MANY = tuple(int(n) for n in np.exp2(np.arange(40) * 7 % 40 / 5).astype(int))
 
+
+def _biased() -> Iterator[PackedCase]:
+    """Yield cases of an additive bias, copied by TMA in tiles and in rows, and gathered.
+
+    Shows keys that are counted from the beginning of the array, the bias of another sequence or of none, and one that
+    is read behind its end: most sequences are shorter than the bias, which is NaN behind the longest.
+    """
+    lengths = (130, 7, 40), (150, 90, 0)
+    yield PackedCase("tiles", *lengths, causal=True, bias="bhqk", bias_beyond=(3, 2))
+    yield PackedCase("tiles", *lengths, 4, 2, 128, "float16", bias="bhqk", bias_dtype="same", bias_beyond=(0, 10))
+    yield PackedCase("tiles of all", *lengths, 4, 4, 128, causal=True, bias="hqk", bias_beyond=(0, 6), sink=True)
+    yield PackedCase("rows", *lengths, 4, 2, 64, "float16", causal=True, bias="bk", bias_beyond=(0, 2))
+    yield PackedCase("rows", *lengths, 4, 2, 128, bias="k", bias_dtype="same", bias_beyond=(0, 2), behind=5)
+    yield PackedCase("gathered", *lengths, 4, 2, 64, causal=True, bias="bhqk", bias_beyond=(1, 1))
+    yield PackedCase("gathered", *lengths, 4, 2, 128, "float16", bias="bqk", bias_dtype="same", bias_beyond=(2, 3))
+    yield PackedCase("gathered rows", *lengths, 4, 2, 192, causal=True, bias="hq", bias_beyond=(1, 0))
+    yield PackedCase(
+        "biased window", (200, 90), (220, 150), 4, 2, 128, window_size=(60, 10), softcap=20.0, alibi=True, bias="bhqk",
+        used_q=(150, 90), used_k=(220, 30), before=3, bias_dtype="same", bias_beyond=(4, 4),
+    )  # fmt: skip
+    yield PackedCase("biased long keys", (5, 70), (300, 500), 7, 1, 64, "float16", causal=True, bias="bk")
+    yield PackedCase("biased wide", (140, 20), (90, 130), 2, 2, 256, bias="qk", bias_beyond=(0, 2), causal=True)
+
+
 PACKED_CASES = (
     PackedCase("equal", (128, 128)),
     PackedCase("ragged", (100, 1, 130, 257), dtype="float16"),
@@ -153,6 +203,7 @@ PACKED_CASES = (
         "all options", (150, 33, 300), (80, 170, 310), alibi=True, sink=True, softcap=20.0, window_size=(60, None),
         causal=True, used_k=(70, 170, 300), heads_q=4, heads_kv=2, head_dim=128,
     ),
+    *_biased(),
     PackedCase("wide", (100, 40), (130, 20), head_dim=256, causal=True),
     PackedCase("narrow values", (100, 140), (130, 20), head_dim=192, head_dim_v=128),
     PackedCase("padded head_dim", (100, 140), head_dim=72, head_dim_v=40, dtype="float16", causal=True),

@@ -166,7 +166,7 @@ FAULTS = {
     "the bias of the first batch": (PRODUCER, r"0 : tile\.batch,", "0 : 0,", BIAS),
     "a bias that heads share is walked": (PRODUCER, r"p_\.bias_stride_head == 0 \? 0 : ", "", SHARED),
     "a bias that batches share is walked": (PRODUCER, r"p_\.bias_stride_batch == 0 \? 0 : ", "", SHARED),
-    "gathered keys are one late": (READER, r"min\(first \+ 8", "min(1 + first + 8", GATHERED),
+    "gathered keys are one late": (READER, r"key = first \+ 8", "key = 1 + first + 8", GATHERED),
     "gathered rows are one": (READER, r"place_\.row\(\) \+ 8 \* r", "place_.row()", GATHERED),
     "a gathered bias is of the key head": (READER, r"tile\.head \* p_\.bias", "tile.head_kv * p_.bias", GATHERED),
     "halves of gathered words are exchanged": (

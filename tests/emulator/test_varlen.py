@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from typing import Any
@@ -18,6 +19,7 @@ from cupyfa.operand import Arrays
 from cupyfa.options import check_options
 from cupyfa.oracles.packed import sequences
 from cupyfa.packing import read_plan
+from cupyfa.spec import Bias
 from cupyfa.testing import PACKED_CASES, PackedCase
 
 
@@ -155,11 +157,35 @@ def test_c09_nothing_is_read_behind_the_offsets() -> None:
     hold_to_oracle(case, prepared.out, prepared.lse)
 
 
+@pytest.mark.parametrize(
+    ("axes", "rows", "keys", "access"),
+    [("bhqk", 60, 64, Bias.TILE), ("bhk", 1, 64, Bias.ROW), ("bhqk", 60, 63, Bias.GATHER)],
+    ids=str,
+)
+def test_a_bias_is_0_behind_its_end(axes: str, rows: int, keys: int, access: Bias) -> None:
+    case = PackedCase("short", (130, 7), (150, 90), causal=True, heads_q=4, heads_kv=2, bias=axes, bias_beyond=(0, 2))
+    whole = call(case)["bias"]
+    if rows > 1:
+        whole[:, :, rows:] = 0
+    whole[..., keys:] = 0
+    expected = prepare(case, bias=whole)
+    assert expected.launch().verdict == "clean"
+    short = prepare(case, bias=np.ascontiguousarray(whole[:, :, :rows, :keys]))
+    assert short.selection.spec.bias is access
+    run = short.launch()
+    assert run.verdict == "clean", run
+    tolerance = {"rtol": 2**-6, "atol": 2**-6}  # blocks of the other kernel have another size
+    np.testing.assert_allclose(short.out.astype(np.float32), expected.out.astype(np.float32), **tolerance)
+
+
 # --- Planted faults ---
 
 ROWS, SCHEDULER, PLAN, MASK = "hopper/rows.cuh", "tile_scheduler.cuh", "plan.cu", "mask.cuh"
+PRODUCER, READER = "hopper/producer.cuh", "hopper/bias.cuh"
 RAGGED = PackedCase("ragged", (70, 200, 3), (150, 10, 3), causal=True, heads_q=4, heads_kv=2)
 USED = PackedCase("used", (100, 60), (90, 140), used_q=(37, 60), used_k=(64, 140), before=5, behind=9, dtype="float16")
+TILES = PackedCase("tiles", (130, 7), (150, 90), causal=True, heads_q=4, heads_kv=2, bias="bhqk", bias_beyond=(3, 2))
+GATHERED = dataclasses.replace(TILES, bias="qk", bias_beyond=(1, 1))  # reads behind its end leave it
 FAULTS = {
     # name: file, pattern, replacement, the case that shows it
     "keys run into the neighbour": (ROWS, r"packed_rows - tile\.seqlen_k,", "packed_rows - tile.seqlen_k - 1,", RAGGED),
@@ -172,6 +198,10 @@ FAULTS = {
     "one tile of a sequence": (PLAN, r"i < own_count && !many", "i < 1 && !many", RAGGED),
     "seqused is not looked at": (PLAN, r"seqused == nullptr \? length", "true ? length", USED),
     "no stretch behind the last sequence": (PLAN, r"2 \* sequences \+ 1;", "2 * sequences;", USED),
+    "the bias counts keys from the array": (PRODUCER, r"row - Rows::of_k<S>\(tile\)\.first", "row", TILES),
+    "the bias of the first sequence": (PRODUCER, r"0 : tile\.batch,", "0 : 0,", TILES),
+    "a gathered bias has all rows": (READER, r"has_row_\[row\] && ", "", GATHERED),
+    "a gathered bias has all keys": (READER, r" && key < p_\.bias_keys", "", GATHERED),
     "no stretch behind what is used": (PLAN, r"begin = before \+ used\([^;]*;", "begin = p.cu_seqlens_q[i];", USED),
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ _DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloa
 _MAX_SCORES, _MAX_SCORES_IF_LONG = 400_000, 1_500_000
 _TRIES = 10_000
 _BIASES = ((Bias.NONE, False), *itertools.product((Bias.TILE, Bias.ROW, Bias.GATHER), (False, True)))
+_ROWS = tuple(row for row in CANDIDATES if not row.packed)
 _MAX_BIAS = 2**24  # bytes, with what lies between
 #: Kernels that no row of the table makes.
 _CONFIGS: tuple[dict[str, Any], ...] = (
@@ -214,7 +215,7 @@ def draw_templates(choice: random.Random, count: int) -> dict[FwdSpec, Template]
     """Templates of different kernels; every row of the table has its share."""
     found: dict[FwdSpec, Template] = {}
     while len(found) < count:
-        row = CANDIDATES[len(found) % len(CANDIDATES)]
+        row = _ROWS[len(found) % len(_ROWS)]
         template = _draw_template(choice, row)
         shape = _draw_shape(choice, template)
         spec = shape.spec()

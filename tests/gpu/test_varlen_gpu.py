@@ -169,6 +169,21 @@ def test_broken_offsets_do_no_harm(ends: list[int]) -> None:
     assert np.isfinite(host(attention_varlen(q, k, v, good, good)).astype(np.float32)).all()  # the GPU is usable
 
 
+@pytest.mark.parametrize("keys", [64, 63], ids=["copied", "gathered"])
+def test_a_bias_is_0_behind_its_end(keys: int) -> None:
+    q, k, v = inputs(300)
+    cu = offsets(100, 200)
+    whole = random_array((2, 4, 200, 200), np.float32, 3, xp=cupy)
+    whole[:, :, 60:] = whole[..., keys:] = 0
+    guard = guarded_empty((2, 4, 60, keys), np.float32, cupy)
+    guard.array[...] = whole[:, :, :60, :keys]
+    out = attention_varlen(q, k, v, cu, cu, bias=guard.array, causal=True)
+    expected = attention_varlen(q, k, v, cu, cu, bias=whole, causal=True)
+    cupy.cuda.Device().synchronize()
+    guard.check("bias")
+    np.testing.assert_allclose(host(out).astype(np.float32), host(expected).astype(np.float32), atol=2**-6)
+
+
 def test_debug_names_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debug, "DEBUG", True)
     q, k, v = inputs(300)
@@ -181,6 +196,8 @@ def test_debug_names_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
             function(q, k, v, good, bad)
     with pytest.raises(ValueError, match=r"^attention: seqused_q\[1\] is 201; it must be from 0 to 200"):
         attention_varlen(q, k, v, good, good, seqused_q=cupy.asarray(np.int32([1, 201])))
+    with pytest.raises(ValueError, match=r"^attention: bias has 150 rows but sequence 1 has 200; it must have 1, "):
+        attention_varlen(q, k, v, good, good, bias=cupy.zeros((150, 200), np.float32))
 
 
 def test_c63_streams_do_not_share() -> None:
