@@ -15,9 +15,11 @@ from cupyfa.copies import Copy, plan_copies
 from cupyfa.dispatch import prepare_there
 from cupyfa.errors import CompileError, type_name
 from cupyfa.operand import Arrays, Layout, Operand
-from cupyfa.options import Options, WindowSize, check_options
+from cupyfa.options import Options, WindowSize, check_options, with_max_seqlen
+from cupyfa.packing import Packing, packed_tiles
 from cupyfa.problem import Problem
 from cupyfa.select import H200, Config, Selection, config_items, select
+from cupyfa.spec import PlanSpec
 
 __all__ = ["Explanation", "Rung", "explain"]
 
@@ -33,7 +35,7 @@ class Rung(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What :func:`cupyfa.attention` would do with the same arguments.
+    """What :func:`cupyfa.attention` or :func:`cupyfa.attention_varlen` would do with the same arguments.
 
     Attributes
     ----------
@@ -51,6 +53,10 @@ class Explanation:
         What has been shown about the kernel; None on the CPU.
     copied : tuple of str
         The matrices that the kernel cannot take where they are.
+    planner : PlanSpec or None
+        The kernel that plans packed sequences; None if they are not packed.
+    workspace_bytes : int
+        What the plan and the copies need, as :func:`cupyfa.workspace_size` returns it.
     note : str
         Why something is missing.
     """
@@ -62,13 +68,16 @@ class Explanation:
     traits: dict[str, int] | None = None
     rung: Rung | None = None
     copied: tuple[str, ...] = ()
+    planner: PlanSpec | None = None
+    workspace_bytes: int = 0
     note: str = ""
 
     def __str__(self) -> str:
         """Return the explanation as text."""
         p = self.problem
+        lengths = f"seqlen {p.seqlen_q} x {p.seqlen_k}" if p.packed is None else f"{p.seqlen_q} x {p.seqlen_k} rows"
         lines = [
-            f"attention {p.dtype.value}: batch {p.batch}, seqlen {p.seqlen_q} x {p.seqlen_k}, "
+            f"attention {p.dtype.value}: {'batch' if p.packed is None else 'packed sequences'} {p.batch}, {lengths}, "
             f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}"
             f"{f'/{p.head_dim_v}' if p.head_dim_v != p.head_dim else ''}{_options_of(p)}"
         ]
@@ -93,6 +102,11 @@ class Explanation:
                 f"shared  {t['shared_bytes']} bytes of a CTA",
             ]
         lines += [f"ptxas   {advisory}" for advisory in (self.ptxas.advisories if self.ptxas else ())]
+        if self.planner is not None:
+            tiles = packed_tiles(p, self.selection.spec.tile_m)
+            lines.append(f"plan    {self.planner}: one CTA before the kernel; at most {tiles} query tiles of a head")
+        if self.workspace_bytes:
+            lines.append(f"space   {self.workspace_bytes} bytes of workspace")
         if self.copied:
             lines.append(f"copied  {', '.join(self.copied)}: TMA does not take that where it is")
         if self.rung is not None:
@@ -104,7 +118,13 @@ def explain(
     q: Any,
     k: Any,
     v: Any,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: WindowSize = (None, None),
@@ -116,14 +136,18 @@ def explain(
     config: Config | None = None,
     arch: str | None = None,
 ) -> Explanation:
-    """Tell what :func:`cupyfa.attention` would run with these arguments, and why, without running it.
+    """Tell what :func:`cupyfa.attention` or :func:`cupyfa.attention_varlen` would run, and why, without running it.
 
     Parameters
     ----------
     q, k, v : array
-        As for ``attention``; only their geometry is read, and with CuPy arrays their addresses.
+        As for the call; only their geometry is read, and with CuPy arrays their addresses.
+    cu_seqlens_q, cu_seqlens_k : array, optional
+        Of packed sequences; without them, the call is one of ``attention``.
+    max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
+        As for the call.
     softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, config
-        As for ``attention``.
+        As for the call.
     arch : {"sm_90a"}, optional
         Explain the kernel that CuPy arrays of this geometry would get on an H200, whatever the arrays are and whatever
         GPU is here. It is compiled without a GPU if NVRTC and cuda-bindings are installed
@@ -138,7 +162,7 @@ def explain(
     Raises
     ------
     TypeError, ValueError, UnsupportedError, CompileError
-        As ``attention`` would.
+        As the call would.
 
     Examples
     --------
@@ -151,7 +175,8 @@ def explain(
     if arch not in (None, "sm_90a"):
         raise ValueError(f"explain: arch is {arch!r}; it must be 'sm_90a' or None")
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes, bias=bias)
+    options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
+    arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, bias, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     if arch is None and not isinstance(q, np.ndarray):
         return _explain_gpu(arrays, options, config)
     if config is not None:
@@ -163,21 +188,30 @@ def explain(
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, device))
     problem = Problem.from_operands(operands, options, want_lse=False, current_device=device)
     if arch is None:
+        oracle = "online" if problem.packed is None else "packed"
         return Explanation(
-            "numpy", problem, note="on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.online"
+            "numpy", problem, note=f"on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.{oracle}"
         )
     selection = select(problem, H200, config)
-    copied = _names(plan_copies(problem, layout, (), 0))
     if problem.is_empty:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
+    planner, size = None, 0
+    if problem.packed is not None:
+        planner, size = PlanSpec(), Packing.of(problem, selection, H200).plan_bytes
+    copies = plan_copies(problem, layout, (), size)
+    beside: dict[str, Any] = {
+        "copied": _names(copies),
+        "planner": planner,
+        "workspace_bytes": copies[-1].end if copies else size,
+    }
     try:
         compiled = compile_offline(selection.spec)
     except CompileError as error:
         if error.spec is not None:  # the kernel is at fault, not the installation
             raise
-        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, copied=copied, note=str(error))
+        return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error), **beside)
     traits = unpack_traits(compiled.traits_bytes)
-    return Explanation("cuda", problem, selection, compiled.report, traits, _compiled_rung(selection), copied)
+    return Explanation("cuda", problem, selection, compiled.report, traits, _compiled_rung(selection), **beside)
 
 
 def _compiled_rung(selection: Selection) -> Rung:
@@ -187,11 +221,21 @@ def _compiled_rung(selection: Selection) -> Rung:
 
 
 def _explain_gpu(arrays: Arrays[Any], options: Options, config: Config | None) -> Explanation:
-    problem, selection, kernel, *_, copies, _ = prepare_there(arrays, options, config)
+    problem, selection, kernel, _, planner, copies, size = prepare_there(arrays, options, config)
     if kernel is None:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     rung = Rung.RUN if kernel.function.launched else _compiled_rung(selection)
-    return Explanation("cuda", problem, selection, kernel.ptxas, kernel.traits, rung, _names(copies))
+    return Explanation(
+        "cuda",
+        problem,
+        selection,
+        kernel.ptxas,
+        kernel.traits,
+        rung,
+        copied=_names(copies),
+        planner=None if planner is None else PlanSpec(),
+        workspace_bytes=size,
+    )
 
 
 def _names(copies: tuple[Copy, ...]) -> tuple[str, ...]:

@@ -59,8 +59,11 @@ def check_packed(operands: Arrays[Operand], options: Options) -> Packed | None:
         Naming the array.
     """
     cu_q, cu_k, used_q, used_k = (getattr(operands, name) for name in LENGTHS)
-    if cu_q is None or cu_k is None:
+    if cu_q is None and cu_k is None:
         return None
+    if cu_q is None or cu_k is None:
+        missing = "cu_seqlens_q" if cu_q is None else "cu_seqlens_k"
+        raise TypeError(f"attention: {missing} is None; it must be an array of int32 with batch + 1 entries")
     for operand in (cu_q, cu_k, used_q, used_k):
         if operand is None:
             continue

@@ -19,7 +19,7 @@ from cupyfa.operand import Addresses
 from cupyfa.oracles import online, packed
 from cupyfa.plan import plan_forward
 from cupyfa.select import H200
-from cupyfa.spec import Bias, Spec
+from cupyfa.spec import Bias, PlanSpec, Spec
 from cupyfa.testing import random_array
 
 OFFSETS = np.array([0, 3, 3, 9], np.int32)
@@ -225,6 +225,8 @@ def test_a_bias_of_packed_sequences(gpu: Gpu) -> None:
     size = cupyfa.workspace_size(*arguments, **known)
     out = cupyfa.attention_varlen(*arguments, **known, workspace=workspace(size))
     np.testing.assert_array_equal(out.host, expected)
+    explanation = cupyfa.explain(*arguments, **known)
+    assert (explanation.planner, explanation.workspace_bytes) == (PlanSpec(), size)
     plan = cupyfa.plan_varlen(*arguments, **known)
     np.testing.assert_array_equal(cupyfa.attention_varlen(*arguments, **known, plan=plan).host, expected)
     assert gpu.launched == ["plan", "attention", "plan", "attention"]

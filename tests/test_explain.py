@@ -12,8 +12,10 @@ from nvrtc_tools import import_nvrtc
 
 import cupyfa
 from cupyfa import explain
+from cupyfa._launch import plan_bytes
 from cupyfa.explain import Rung
 from cupyfa.select import CANDIDATES
+from cupyfa.spec import PlanSpec
 from cupyfa.testing import Case
 
 
@@ -209,6 +211,56 @@ def test_copies_are_named(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert explanation.copied == ("q", "v")
     assert "\ncopied  q, v: TMA does not take that where it is\nrung " in str(explanation)
     assert explain(q[:, ::-1], k, v).copied == ()  # the oracle reads any array
+
+
+OFFSETS = np.int32([0, 20, 20, 33]), np.int32([0, 10, 10, 50])
+
+
+def packed_inputs() -> tuple[Any, ...]:
+    return (*(x[0] for x in inputs()), *OFFSETS)
+
+
+def test_packed_sequences_run_on_the_cpu() -> None:
+    assert str(explain(*packed_inputs(), causal=True, seqused_k=np.int32([1, 0, 2]))).splitlines() == [
+        "attention bfloat16: packed sequences 3, 33 x 50 rows, heads 4/2, head_dim 120, causal",
+        "runs    on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.packed",
+    ]
+
+
+def test_the_plan_of_packed_sequences_is_named() -> None:
+    import_nvrtc()
+    explanation = explain(*packed_inputs(), causal=True, max_seqlen_q=20, arch="sm_90a")
+    assert explanation.selection is not None
+    assert explanation.selection.spec.varlen
+    assert explanation.planner == PlanSpec()
+    assert explanation.rung is Rung.SASS
+    text = str(explanation)
+    assert "\nplan    plan sm_90a: one CTA before the kernel; at most 7 query tiles of a head\n" in text
+    assert f"\nspace   {plan_bytes(7)} bytes of workspace\nrung    SASS" in text
+
+
+def test_copies_of_packed_sequences_are_behind_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    q, *others = packed_inputs()
+    explanation = explain(q[::-1], *others, arch="sm_90a")
+    begin = -(-plan_bytes(7) // 256) * 256
+    assert (explanation.copied, explanation.workspace_bytes) == (("q",), begin + q.nbytes)
+    assert explanation.rung is Rung.SOURCE
+    assert f"\nspace   {begin + q.nbytes} bytes of workspace\ncopied  q: TMA does not" in str(explanation)
+
+
+def test_packed_arguments_are_refused_as_by_the_call() -> None:
+    q, k, v, cu_q, cu_k = packed_inputs()
+    bias = np.zeros((20, 9), np.float32)
+    for arch in (None, "sm_90a"):
+        with pytest.raises(TypeError, match=r"^attention: cu_seqlens_k is None; it must be an array of int32 with"):
+            explain(q, k, v, cu_q, arch=arch)
+        with pytest.raises(ValueError, match=r"^attention: bias has shape \(20, 9\); .* \(3, 4, 20, 10\)$"):
+            explain(q, k, v, cu_q, cu_k, bias=bias, max_seqlen_q=20, max_seqlen_k=10, arch=arch)
+        with pytest.raises(TypeError, match=r"^attention: max_seqlen_k is 1\.5; it must be an integer or None"):
+            explain(q, k, v, cu_q, cu_k, max_seqlen_k=1.5, arch=arch)  # type: ignore[arg-type]
+    nothing = explain(q[:0], k, v, cu_q * 0, cu_k, arch="sm_90a")
+    assert (nothing.planner, nothing.workspace_bytes) == (None, 0)
 
 
 def test_a_kernel_for_comparisons_without_windows_is_refused() -> None:

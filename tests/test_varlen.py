@@ -254,9 +254,9 @@ def test_warmup_knows_packed_calls() -> None:
 
 def test_functions_of_a_call_take_the_same_options() -> None:
     ours = inspect.signature(attention_varlen).parameters
-    for function in (cupyfa.plan_varlen, cupyfa.workspace_size):
+    for function in (cupyfa.plan_varlen, cupyfa.workspace_size, cupyfa.explain):
         theirs = inspect.signature(function).parameters
-        assert [name for name in theirs if name not in ("layout", "workspace")] == [
+        assert [name for name in theirs if name not in ("layout", "workspace", "arch")] == [
             name for name in ours if name in theirs and name != "workspace"
         ]
     dense_options = [name for name in inspect.signature(cupyfa.attention).parameters if name != "layout"]
