@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -139,6 +140,8 @@ def attend(
 
 def _check_types(kind: type, arrays: Arrays[Any]) -> None:
     """All arguments belong to one library: there is no silent transfer."""
+    if {*map(type, arrays)} <= {kind, types.NoneType} and arrays.k is not None and arrays.v is not None:
+        return  # the usual call
     for name, array in zip(arrays._fields, arrays, strict=True):
         if not isinstance(array, kind) and not (array is None and name not in ("q", "k", "v")):
             raise TypeError(
@@ -147,8 +150,8 @@ def _check_types(kind: type, arrays: Arrays[Any]) -> None:
             )
 
 
-def _geometry(array: Any) -> Geometry | None:
-    return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
+def _geometry(array: Any) -> Geometry:
+    return (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
 def _geometry_of_bias(bias: Any) -> tuple[Any, ...]:
@@ -187,7 +190,7 @@ def prepare(
         )
     _check_types(cupy.ndarray, arrays)
     items = None if config is None else config_items(config)
-    geometries = Arrays(*[_geometry(array) for array in arrays])
+    geometries = Arrays(*[None if array is None else _geometry(array) for array in arrays])
     if arrays.bias is not None:
         geometries = geometries._replace(bias=_geometry_of_bias(arrays.bias))
     return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice(), unaligned)
@@ -269,7 +272,7 @@ def _on_gpu(
     elif planner is None and not copies:
         launcher(addresses, stream)
     else:
-        _launch_in_workspace(prepared, launcher, arrays._replace(out=out), addresses, stream, plan, workspace)
+        _launch_in_workspace(prepared, launcher, arrays, out, addresses, stream, plan, workspace)
     return out, lse
 
 
@@ -277,6 +280,7 @@ def _launch_in_workspace(
     prepared: Prepared,
     launcher: ForwardLauncher,
     arrays: Arrays[Any],
+    out: Any,
     addresses: Addresses,
     stream: int,
     plan: VarlenPlan | None,
@@ -305,7 +309,7 @@ def _launch_in_workspace(
     launcher(addresses, stream, at_plan)
     if "out" in parts:
         with _warm_under_capture():
-            copies[-1].write(arrays.out, parts["out"])
+            copies[-1].write(out, parts["out"])
 
 
 @contextlib.contextmanager
@@ -361,7 +365,7 @@ def _planned(plan: VarlenPlan, packing: Packing) -> Any:
         raise TypeError(
             f"attention: plan is a {type_name(type(plan))}; it must come from cupyfa.plan_varlen, or be None"
         )
-    for field in dataclasses.fields(packing):
+    for field in dataclasses.fields(packing) if plan.packing != packing else ():
         theirs, ours = getattr(plan.packing, field.name), getattr(packing, field.name)
         if theirs != ours:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -212,6 +213,13 @@ class Problem:
         shape = (self.batch, self.heads_q, self.seqlen_q)
         return shape if self.packed is None else shape[1:]
 
+    @functools.cached_property
+    def inputs(self) -> tuple[tuple[Operand, int], ...]:
+        """The arrays that are read, each with its place among the addresses."""
+        places = [name for name in Addresses._fields if name not in ("out", "lse")]
+        operands = ((getattr(self.packed if name in LENGTHS else self, name, None), name) for name in places)
+        return tuple((x, Addresses._fields.index(name)) for x, name in operands if x is not None)
+
     @property
     def is_empty(self) -> bool:
         """Whether there is no output, or no key."""
@@ -268,24 +276,11 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
     ValueError
         Naming both arrays.
     """
-    inputs: tuple[tuple[Operand, int], ...] = (
-        (problem.q, addresses.q),
-        (problem.k, addresses.k),
-        (problem.v, addresses.v),
-    )
-    if problem.sink is not None:
-        inputs += ((problem.sink, addresses.sink),)
-    if problem.alibi_slopes is not None:
-        inputs += ((problem.alibi_slopes, addresses.alibi_slopes),)
-    if problem.bias is not None:
-        inputs += ((problem.bias, addresses.bias),)
-    if problem.packed is not None:
-        lengths = ((getattr(problem.packed, name), getattr(addresses, name)) for name in LENGTHS)
-        inputs += tuple((operand, address) for operand, address in lengths if operand is not None)
+    inputs = [(operand, addresses[place]) for operand, place in problem.inputs]
     out, lse = addresses.out, addresses.lse
     _check_overlap(problem.out, out, inputs)
     if problem.lse is not None and lse:
-        _check_overlap(problem.lse, lse, (*inputs, (problem.out, out)))
+        _check_overlap(problem.lse, lse, [*inputs, (problem.out, out)])
 
 
 def check_workspace(problem: Problem, addresses: Addresses, begin: int, size: int, plan: tuple[int, int]) -> None:
@@ -307,19 +302,19 @@ def check_workspace(problem: Problem, addresses: Addresses, begin: int, size: in
     ValueError
         Naming the other array.
     """
-    others = [(_bytes("plan", plan[1]), plan[0])]
-    for name, address in addresses._asdict().items():
-        operand = getattr(problem, name, None) or getattr(problem.packed, name, None)
-        if operand is not None and address:
-            others.append((operand, address))
-    _check_overlap(_bytes("workspace", size), begin, tuple(others))
+    others = [(operand, addresses[place]) for operand, place in problem.inputs]
+    others += [(_bytes("plan", plan[1]), plan[0]), (problem.out, addresses.out)]
+    if problem.lse is not None and addresses.lse:
+        others.append((problem.lse, addresses.lse))
+    _check_overlap(_bytes("workspace", size), begin, others)
 
 
+@functools.lru_cache(maxsize=256)
 def _bytes(name: str, size: int) -> Operand:
     return Operand.contiguous(name, (size,), np.uint8, None)
 
 
-def _check_overlap(output: Operand, address: int, others: tuple[tuple[Operand, int], ...]) -> None:
+def _check_overlap(output: Operand, address: int, others: list[tuple[Operand, int]]) -> None:
     for other, other_address in others:
         if share_memory(output, address, other, other_address):
             raise ValueError(

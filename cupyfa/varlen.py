@@ -122,7 +122,7 @@ def attention_varlen(
     options = check_options(softmax_scale, causal, window_size, softcap)
     options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias, **lengths)
+    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias, *lengths)
     out, lse = attend(arrays, options, return_lse, backend, config, plan, workspace)
     return AttentionResult(out, lse) if return_lse else out
 
@@ -189,13 +189,12 @@ def plan_varlen(
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     if isinstance(q, np.ndarray):
         raise TypeError("attention: q is a numpy.ndarray; a plan is made on the GPU, for CuPy arrays")
-    arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, bias, **lengths)
+    arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, bias, *lengths)
     return make_plan(arrays, options, config, workspace)
 
 
-def _lengths(cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any) -> dict[str, Any]:
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    for name, array in lengths.items():
-        if array is None:
-            raise TypeError(f"attention: {name} is None; it must be an array of int32 with batch + 1 entries")
-    return lengths | {"seqused_q": seqused_q, "seqused_k": seqused_k}
+def _lengths(cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any) -> tuple[Any, Any, Any, Any]:
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        name = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
+        raise TypeError(f"attention: {name} is None; it must be an array of int32 with batch + 1 entries")
+    return cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
