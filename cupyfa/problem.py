@@ -429,7 +429,8 @@ def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], pac
         )
     sizes, strides = ((0,) * (4 - rank) + x for x in (bias.shape, bias.strides))
     strides = tuple(stride if size > 1 else 0 for stride, size in zip(strides, sizes, strict=True))
-    shape = tuple(size if stride else full for size, stride, full in zip(sizes, strides, shape, strict=True))
+    # Rows and keys that no sequence can have are not looked at.
+    shape = tuple(min(size, full) if stride else full for size, stride, full in zip(sizes, strides, shape, strict=True))
     return dataclasses.replace(bias, shape=shape, strides=strides)
 
 

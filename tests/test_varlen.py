@@ -300,6 +300,7 @@ def test_the_bias_of_a_problem_has_its_own_rows_and_keys() -> None:
         ((1, 96), 130, 96, Bias.ROW),
         ((2, 128, 1), 128, 150, Bias.GATHER),
         ((128, 95), 128, 95, Bias.GATHER),
+        ((2**20, 2**32), 130, 150, Bias.TILE),  # sizes in FwdParams are of 32 bits
     ):
         posed = problem(Operand.contiguous("bias", shape, np.float32, 0))
         assert posed.bias is not None
