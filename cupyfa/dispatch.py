@@ -21,7 +21,8 @@ from cupyfa.copies import Copy, plan_copies, with_copies
 from cupyfa.errors import CompileError, HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Geometry, Operand, host_addresses
+from cupyfa.libraries import check_numpy, cupy_of, geometry
+from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Operand, host_addresses
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
 from cupyfa.packing import Packing, Planner, read_plan
@@ -126,29 +127,13 @@ def attend(
         return _emulated(arrays, options, want_lse, config)
     if not isinstance(arrays.q, np.ndarray):
         return _on_gpu(arrays, options, want_lse, config, plan, workspace)
-    _check_types(np.ndarray, arrays)
-    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
-        raise TypeError("attention: masked arrays are not supported; pass plain numpy.ndarray")
+    check_numpy(arrays)
     if config is not None:
         config_items(config)
     for name, value in (("plan", plan), ("workspace", workspace)):
         if value is not None:
             raise TypeError(f"attention: {name} is for CuPy arrays; q is a numpy.ndarray, which needs none")
     return _on_cpu(arrays, options)
-
-
-def _check_types(kind: type, arrays: Arrays[Any]) -> None:
-    """All arguments belong to one library: there is no silent transfer."""
-    for name, array in zip(arrays._fields, arrays, strict=True):
-        if not isinstance(array, kind) and not (array is None and name not in ("q", "k", "v")):
-            raise TypeError(
-                f"attention: {name} is a {type_name(type(array))} but q is a {type_name(kind)}; pass NumPy arrays "
-                "(computed on the CPU) or CuPy arrays (computed on the GPU), not both"
-            )
-
-
-def _geometry(array: Any) -> Geometry | None:
-    return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
 def _geometry_of_bias(bias: Any) -> tuple[Any, ...]:
@@ -179,15 +164,9 @@ def prepare(
     Prepared
         The same object for the same geometry and options.
     """
-    cupy = sys.modules.get("cupy")  # whoever has a CuPy array has imported CuPy
-    if cupy is None or not isinstance(arrays.q, cupy.ndarray):
-        raise TypeError(
-            f"attention: q is a {type_name(type(arrays.q))}; it must be a numpy.ndarray or a cupy.ndarray "
-            "(cupy.from_dlpack takes the GPU arrays of other libraries without a copy)"
-        )
-    _check_types(cupy.ndarray, arrays)
+    cupy = cupy_of(arrays)
     items = None if config is None else config_items(config)
-    geometries = Arrays(*[_geometry(array) for array in arrays])
+    geometries = Arrays(*[geometry(array) for array in arrays])
     if arrays.bias is not None:
         geometries = geometries._replace(bias=_geometry_of_bias(arrays.bias))
     return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice(), unaligned)
