@@ -89,14 +89,14 @@ def page_table_from_csr(
             "page_table_from_csr: max_pages is None; for CuPy arrays it must be an int, because their values are not "
             "read on the host"
         )
-    counts = xp.clip(indptr[1:] - indptr[:-1], 0, max_pages)
+    counts = xp.clip(indptr[1:] - indptr[:-1], 0, max_pages + 1)  # one more: too many
     column = xp.arange(max_pages, dtype=np.int32)
     page_table = xp.zeros((batch, max_pages), np.int32)
     if indices.size:
         places = xp.clip(indptr[:-1, None] + column, 0, indices.size - 1)
         page_table[...] = xp.where(column < counts[:, None], indices[places], 0)
     keys = xp.maximum(counts - 1, 0) * page_size + xp.clip(last_page_len, 0, page_size)
-    return page_table, xp.where(counts > 0, keys, 0).astype(np.int32)
+    return page_table, xp.where(counts > 0, xp.minimum(keys, max_pages * page_size), 0).astype(np.int32)
 
 
 def _library(**given: Any) -> Any:

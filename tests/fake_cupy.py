@@ -25,6 +25,9 @@ class Array:
     def data(self) -> Any:
         return types.SimpleNamespace(ptr=self.host.ctypes.data, device_id=0)
 
+    def get(self) -> Any:
+        return self.host.copy()
+
     def view(self, dtype: Any) -> Array:
         return Array(self.host.view(dtype))
 
