@@ -307,8 +307,8 @@ def visible_bounds(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int 
 
     Returns
     -------
-    left, right : int or None
-        None: all rows see all keys on that side.
+    tuple of int or None
+        Left and right; None: all rows see all keys on that side.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from caches import by_oracle, hold_to_caches, hold_to_oracle
+from caches import by_oracle, hold_to_caches, hold_to_oracle, random_case
 
 import cupyfa
 from cupyfa import attention_with_kvcache
@@ -40,6 +40,18 @@ def test_case(case: CacheCase) -> None:
     hold_to_caches(case, before, arrays["k_cache"], arrays["v_cache"])
     for name in before.keys() - {"k_cache", "v_cache"}:
         np.testing.assert_array_equal(arrays[name], before[name])
+
+
+@pytest.mark.parametrize("number", range(100))
+def test_random_case(number: int) -> None:
+    case = random_case(number)
+    arrays = case.make_arrays()
+    before = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
+    hold_to_oracle(case, *run(case, arrays))
+    hold_to_caches(case, before, arrays["k_cache"], arrays["v_cache"])
+    if case.num_splits or case.split_size:
+        cut = {"num_splits": case.num_splits, "split_size": case.split_size}
+        hold_to_oracle(case, *by_oracle(before, case.options | cut, of_sequence=splits.attention))
 
 
 def test_cases_have_their_own_names() -> None:
