@@ -95,7 +95,7 @@ def page_table_from_csr(
     if indices.size:
         places = xp.clip(indptr[:-1, None] + column, 0, indices.size - 1)
         page_table[...] = xp.where(column < counts[:, None], indices[places], 0)
-    keys = xp.maximum(counts - 1, 0) * page_size + xp.clip(last_page_len, 0, page_size)
+    keys = (counts - 1) * page_size + xp.clip(last_page_len, 0, page_size)
     return page_table, xp.where(counts > 0, xp.minimum(keys, max_pages * page_size), 0).astype(np.int32)
 
 

@@ -90,6 +90,28 @@ def test_the_default_scale_and_a_given_one() -> None:
     assert problem_of(case).dtype is DType.BFLOAT16
 
 
+def test_sizes_beyond_an_int() -> None:
+    table = Operand.contiguous("page_table", (2, 2**20), np.int32, 0)
+    pages = {name: cache(name, (9, 2**11, 2, 64)) for name in ("k_cache", "v_cache")}
+    with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: k_cache has seqlen 2147483648; supported are at"):
+        of_pages(**pages, page_table=table)
+    q = Operand("q", (2, 2**31, 4, 64), (0, 0, 128, 2), np.dtype(ml_dtypes.bfloat16), 0)
+    with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: q has seqlen 2147483648; supported are at most"):
+        of_pages(q=q)
+
+
+def test_no_sequence_is_longer_than_all_of_q() -> None:
+    options = check_cache_options(max_seqlen_q=1000)
+    case = CacheCase("packed", (9, 3), lengths_q=(1, 4))
+    problem = CacheProblem.of(operands_of(case.make_arrays()), options, want_lse=False, current_device=0)
+    assert (problem.seqlen_q, problem.total_q, problem.lse) == (5, 5, None)
+
+
+def test_empty_caches_have_any_strides() -> None:
+    empty = cache("k_cache", (0, 16, 2, 64), (0, 0, 0, 0)), cache("v_cache", (0, 16, 2, 64), (0, 0, 0, 0))
+    assert of_pages(k_cache=empty[0], v_cache=empty[1]).cache_rows == 0
+
+
 def test_nothing_to_compute() -> None:
     assert problem_of(CacheCase("rows", (9,), seqlen_q=0)).has_no_output
     assert not problem_of(CacheCase("rows", (0,))).has_no_output
@@ -279,6 +301,18 @@ def test_a_number_for_all_is_always_checked(stream: Stream) -> None:
         cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=32))
     with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
         cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=31))
+
+
+def test_positions_of_a_number_for_all_are_checked(stream: Stream) -> None:
+    case = dataclasses.replace(CASE, seqlen_q=4, rotary_dim=8, causal=True)
+    tables = dict.fromkeys(("rotary_cos", "rotary_sin"), np.zeros((20, 4), ml_dtypes.bfloat16))
+    with pytest.raises(
+        ValueError, match=r"^attention: cache_seqlens is 17, so that positions up to 20 turn; rotary_cos"
+    ):
+        cupyfa.attention_with_kvcache(**on_gpu(case, cache_seqlens=17, **tables), causal=True)
+    for fits in ({"cache_seqlens": 16, "causal": True}, {"cache_seqlens": 19, "causal": False}):
+        with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
+            cupyfa.attention_with_kvcache(**(on_gpu(case, **tables) | fits))
 
 
 def test_one_problem_serves_all_lengths(stream: Stream) -> None:

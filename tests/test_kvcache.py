@@ -398,6 +398,14 @@ def test_pages_may_be_shared_in_front_of_what_is_appended() -> None:
         attention_with_kvcache(**(shared | everywhere))
 
 
+def test_tables_are_as_long_as_positions_get() -> None:
+    arguments = rows() | {"q": zeros(2, 4, 4, 16), "causal": False}
+    attention_with_kvcache(**arguments)  # all rows turn by the position of the first new key
+    for masked in ({"causal": True}, {"window_size": (5, None)}, {"window_size": (None, 99)}):
+        with pytest.raises(ValueError, match=r"^attention: cache_seqlens\[1\] is 30, so that positions up to 33 turn"):
+            attention_with_kvcache(**(arguments | masked))
+
+
 def test_a_row_may_be_read_twice() -> None:
     arguments = {name: x for name, x in rows().items() if name[0] != "r" and name not in ("k", "v")}
     attention_with_kvcache(**(arguments | {"cache_batch_idx": np.int32([1, 1])}))

@@ -303,6 +303,7 @@ CACHE_CASES = (
         rotary_interleaved=True, head_dim=128,
     ),
     CacheCase("rotary under a window", (90, 7), seqlen_new=2, seqlen_q=2, rotary_dim=64, window_size=(20, 0)),
+    CacheCase("rotary under a wide window", (90, 7), seqlen_new=3, seqlen_q=3, rotary_dim=64, window_size=(999, 999)),
     CacheCase("window", (500, 3, 70), window_size=(50, 0), head_dim=128, seqlen_q=2, dtype="float16"),
     CacheCase("window in pages", (500, 3, 70), window_size=(50, None), causal=True, seqlen_q=4, page_size=16),
     CacheCase("window to the right", (100, 3), window_size=(30, 5), seqlen_q=16, num_splits=2),
