@@ -80,10 +80,11 @@ def merge_states(
         share = one / xp.where(total == zero, one, total)
         merged = _weighted(xp, out_a, a, weight_a * share) + _weighted(xp, out_b, b, weight_b * share)
         merged, merged_lse = merged.astype(out_a.dtype), (reference + xp.log(total)).astype(lse_a.dtype)
-    if out is not None:
-        out[...] = merged
-    if lse is not None:
-        lse[...] = merged_lse
+    for given_array, values in ((out, merged), (lse, merged_lse)):
+        if given_array is not None:
+            # As integers, which every kernel of CuPy can copy.
+            integers = f"u{values.dtype.itemsize}"
+            given_array.view(integers)[...] = values.view(integers)
     return AttentionResult(merged if out is None else out, merged_lse if lse is None else lse)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'cupyfa[cuda13]' or 'cupyfa[cuda12]'")
 
-from gpu.tools import host, spin  # noqa: E402
+from gpu.tools import host, same_bits, spin  # noqa: E402
 
 from cupyfa import merge_states, page_table_from_csr  # noqa: E402
 from cupyfa.testing import random_array  # noqa: E402
@@ -19,11 +19,13 @@ from cupyfa.testing import random_array  # noqa: E402
 
 def states(xp: Any, dtype: Any) -> tuple[Any, ...]:
     """Two states, some rows of which are empty: of one, of the other, of both."""
-    outs = [random_array((2, 9, 4, 64), dtype, seed, xp=xp) for seed in range(2)]
-    lses = [random_array((2, 4, 9), np.float32, 2 + seed, xp=xp, amplitude=5) for seed in range(2)]
+    outs = [random_array((2, 9, 4, 64), dtype, seed) for seed in range(2)]
+    lses = [random_array((2, 4, 9), np.float32, 2 + seed, amplitude=5) for seed in range(2)]
     for out, lse, empty in zip(outs, lses, (slice(0, 4), slice(2, 6)), strict=True):
-        out[:, empty], lse[:, :, empty] = 3, -np.inf
-    return outs[0], lses[0], outs[1], lses[1]
+        out[:, empty], lse[:, :, empty] = np.nan, -np.inf
+    # CuPy has no bfloat16 constructor: the bits travel as integers.
+    arrays = (outs[0], lses[0], outs[1], lses[1])
+    return tuple(xp.asarray(x.view(f"u{x.itemsize}")).view(x.dtype) for x in arrays)
 
 
 def while_the_stream_is_busy(call: Callable[[], Any]) -> Any:
@@ -55,14 +57,15 @@ def test_states_are_merged_as_by_numpy(dtype: Any) -> None:
     np.testing.assert_allclose(host(merged.lse), expected.lse, rtol=1e-6, atol=1e-6)
 
 
-def test_states_are_merged_in_place() -> None:
-    out_a, lse_a, out_b, lse_b = states(cupy, np.float16)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_states_are_merged_in_place(dtype: Any) -> None:
+    out_a, lse_a, out_b, lse_b = states(cupy, dtype)
     expected = merge_states(out_a, lse_a, out_b, lse_b)
     result = merge_states(out_a, lse_a, out_b, lse_b, out=out_a, lse=lse_a)
     assert result.out is out_a
     assert result.lse is lse_a
-    assert bool((out_a == expected.out).all())
-    assert bool((lse_a == expected.lse).all())
+    assert same_bits(out_a, expected.out)
+    assert same_bits(lse_a, expected.lse)
 
 
 def test_libraries_are_not_mixed() -> None:
