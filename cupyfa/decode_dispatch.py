@@ -110,7 +110,7 @@ def _on_gpu(
     if length is not None:
         check_length_of_all(length, problem)
     arrays = _with_outputs(cupy, arrays, problem, want_lse)
-    addresses = arrays.map(lambda _, x: x.data.ptr)
+    addresses = CacheArrays(*[None if x is None else x.data.ptr for x in arrays])
     check_cache_addresses(problem, addresses)
     check_cache_overlap(problem, addresses)
     if debug.DEBUG:
