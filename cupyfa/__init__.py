@@ -12,6 +12,9 @@ from cupyfa.attention import AttentionResult, attention
 from cupyfa.dispatch import VarlenPlan
 from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
+from cupyfa.kvcache import attention_with_kvcache
+from cupyfa.merge import merge_states
+from cupyfa.paging import page_table_from_csr
 from cupyfa.varlen import attention_varlen, plan_varlen
 from cupyfa.warmup import warmup
 from cupyfa.workspace import workspace_size
@@ -27,7 +30,10 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "attention_with_kvcache",
     "explain",
+    "merge_states",
+    "page_table_from_csr",
     "plan_varlen",
     "warmup",
     "workspace_size",

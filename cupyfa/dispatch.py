@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +21,8 @@ from cupyfa.copies import Copy, plan_copies, with_copies
 from cupyfa.errors import CompileError, HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Geometry, Operand, host_addresses
+from cupyfa.libraries import check_numpy, cupy_of, geometry, workspace_memory
+from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Operand, host_addresses
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
 from cupyfa.packing import Packing, Planner, read_plan
@@ -127,31 +127,13 @@ def attend(
         return _emulated(arrays, options, want_lse, config)
     if not isinstance(arrays.q, np.ndarray):
         return _on_gpu(arrays, options, want_lse, config, plan, workspace)
-    _check_types(np.ndarray, arrays)
-    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
-        raise TypeError("attention: masked arrays are not supported; pass plain numpy.ndarray")
+    check_numpy(arrays)
     if config is not None:
         config_items(config)
     for name, value in (("plan", plan), ("workspace", workspace)):
         if value is not None:
             raise TypeError(f"attention: {name} is for CuPy arrays; q is a numpy.ndarray, which needs none")
     return _on_cpu(arrays, options)
-
-
-def _check_types(kind: type, arrays: Arrays[Any]) -> None:
-    """All arguments belong to one library: there is no silent transfer."""
-    if {*map(type, arrays)} <= {kind, types.NoneType} and arrays.k is not None and arrays.v is not None:
-        return  # the usual call
-    for name, array in zip(arrays._fields, arrays, strict=True):
-        if not isinstance(array, kind) and not (array is None and name not in ("q", "k", "v")):
-            raise TypeError(
-                f"attention: {name} is a {type_name(type(array))} but q is a {type_name(kind)}; pass NumPy arrays "
-                "(computed on the CPU) or CuPy arrays (computed on the GPU), not both"
-            )
-
-
-def _geometry(array: Any) -> Geometry:
-    return (array.shape, array.strides, array.dtype, array.data.device_id)
 
 
 def _geometry_of_bias(bias: Any) -> tuple[Any, ...]:
@@ -182,15 +164,9 @@ def prepare(
     Prepared
         The same object for the same geometry and options.
     """
-    cupy = sys.modules.get("cupy")  # whoever has a CuPy array has imported CuPy
-    if cupy is None or not isinstance(arrays.q, cupy.ndarray):
-        raise TypeError(
-            f"attention: q is a {type_name(type(arrays.q))}; it must be a numpy.ndarray or a cupy.ndarray "
-            "(cupy.from_dlpack takes the GPU arrays of other libraries without a copy)"
-        )
-    _check_types(cupy.ndarray, arrays)
+    cupy = cupy_of(arrays)
     items = None if config is None else config_items(config)
-    geometries = Arrays(*[None if array is None else _geometry(array) for array in arrays])
+    geometries = Arrays(*[geometry(array) for array in arrays])
     if arrays.bias is not None:
         geometries = geometries._replace(bias=_geometry_of_bias(arrays.bias))
     return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice(), unaligned)
@@ -292,7 +268,7 @@ def _launch_in_workspace(
     if plan is not None and planner is not None:
         at_plan, plan_bytes = _planned(plan, planner.packing).data.ptr, planner.packing.plan_bytes
     if copies or plan is None:
-        memory = _memory(size, workspace)
+        memory = workspace_memory(size, workspace)
         if workspace is not None:
             used = copies[0].begin if plan_bytes else 0
             check_workspace(problem, addresses, memory.data.ptr + used, size - used, (at_plan, plan_bytes))
@@ -342,23 +318,6 @@ def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:
     )
 
 
-def _memory(size: int, workspace: Any) -> Any:
-    """Return memory for intermediate results: the caller's, or a new array, which CuPy frees in the stream's order."""
-    cupy = sys.modules["cupy"]
-    if workspace is None:
-        return cupy.empty(size, np.uint8)
-    if not isinstance(workspace, cupy.ndarray) or workspace.dtype != np.uint8 or workspace.ndim != 1:
-        raise TypeError("attention: workspace must be a cupy.ndarray of uint8 with one axis")
-    if workspace.size < size or (workspace.size > 1 and workspace.strides[0] != 1):
-        raise ValueError(
-            f"attention: workspace has {workspace.size} bytes with stride {workspace.strides[0]}; it must be "
-            f"contiguous, and needs {size} (see cupyfa.workspace_size)"
-        )
-    if workspace.data.device_id != cupy.cuda.runtime.getDevice() or workspace.data.ptr % 16:
-        raise ValueError("attention: workspace must be on the current device, at a multiple of 16 bytes")
-    return workspace
-
-
 def _planned(plan: VarlenPlan, packing: Packing) -> Any:
     """Return the memory of the user's plan, if it suits the call."""
     if not isinstance(plan, VarlenPlan):
@@ -396,10 +355,10 @@ def make_plan(arrays: Arrays[Any], options: Options, config: Config | None, work
     """
     problem, selection, _, _, planner, *_ = prepare(arrays, options, False, config)
     if planner is None:  # no rows, or no keys: the call will need nothing
-        return VarlenPlan(Packing.of(problem, selection, Device.current()), _memory(0, workspace))
+        return VarlenPlan(Packing.of(problem, selection, Device.current()), workspace_memory(0, workspace))
     if debug.DEBUG:
         _check_lengths_on_gpu(arrays, problem)
-    buffer = _memory(planner.packing.plan_bytes, workspace)
+    buffer = workspace_memory(planner.packing.plan_bytes, workspace)
     stream = sys.modules["cupy"].cuda.get_current_stream().ptr
     planner(_addresses(arrays, None, None), buffer.data.ptr, stream)
     return VarlenPlan(planner.packing, buffer)

@@ -7,30 +7,30 @@ import functools
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from cupyfa.errors import UnsupportedError
-from cupyfa.operand import (
-    LENGTHS,
-    TMA_ALIGNMENT,
-    TMA_MAX_STRIDE,
-    Addresses,
-    Arrays,
-    Operand,
-    overlaps_itself,
-    share_memory,
+from cupyfa.checks import (
+    check_axes,
+    check_current_device,
+    check_devices,
+    check_dtypes,
+    check_head_dim,
+    check_heads,
+    check_of_heads,
+    check_output,
+    check_seqlen,
+    check_strides,
+    check_unshared,
+    visible_bounds,
 )
+from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, TMA_MAX_STRIDE, Addresses, Arrays, Operand
 from cupyfa.options import Options
 from cupyfa.packed import Packed, check_packed
 from cupyfa.spec import Bias, DType
 
 __all__ = ["Problem", "check_alignment", "check_overlap", "check_workspace"]
 
-_DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 _MATRICES = ("q", "k", "v", "out")
-_MAX_HEAD_DIM = 256
-_MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +121,12 @@ class Problem:
         """
         q, k, v, out, lse, sink, slopes, bias, *_ = operands
         packed = check_packed(operands, options)
-        dtype = _check_dtypes(q, k, v)
+        dtype = check_dtypes(q, k, v)
         for operand in (q, k, v):
-            _check_axes(operand, "packed" if packed else options.layout)
+            check_axes(operand, _LAYOUT_AXES["packed" if packed else options.layout])
         out_shape = (*q.shape[:-1], v.shape[-1])
         out = Operand.contiguous("out", out_shape, q.dtype, q.device) if out is None else out
-        _check_output(out, out_shape, q.dtype)
+        check_output(out, out_shape, q.dtype)
         if packed:
             _check_shapes(*(x.broadcast_to((1, *x.shape)) for x in (q, k, v)))
             seqlen_q, heads_q, head_dim = q.shape
@@ -140,22 +140,25 @@ class Problem:
         if lse is None and want_lse:
             lse = Operand.contiguous("lse", lse_shape, np.float32, q.device)
         if lse is not None:
-            _check_output(lse, lse_shape, np.dtype(np.float32))
+            check_output(lse, lse_shape, np.dtype(np.float32))
         if sink is not None:
-            _check_of_heads(sink, {"(heads_q,)": (heads_q,)})
+            check_of_heads(sink, {"(heads_q,)": (heads_q,)})
         if slopes is not None:
-            _check_of_heads(slopes, {"(heads_q,)": (heads_q,), "(batch, heads_q)": (batch, heads_q)})
+            check_of_heads(slopes, {"(heads_q,)": (heads_q,), "(batch, heads_q)": (batch, heads_q)})
             slopes = slopes.broadcast_to((batch, heads_q))
         if bias is not None:
             bias = _check_bias(bias, (batch, heads_q, seqlen_q, k.shape[-3]), q.dtype, packed)
         checked = operands._replace(out=out, lse=lse, alibi_slopes=slopes, bias=bias, q=q, k=k, v=v)
-        _check_devices(checked)
+        check_devices(q, checked.given())
         if q.device is not None:
-            _check_memory(current_device, checked)
+            check_current_device(q, current_device)
+            for name, operand in checked.given().items():
+                if name not in _MATRICES:
+                    check_strides(operand)
         if packed:
             q, k, v, out = (x.broadcast_to((1, *x.shape)) for x in (q, k, v, out))
             lse = None if lse is None else lse.broadcast_to((1, *lse.shape))
-        left, right = _bounds(options, seqlen_q, k.shape[1])
+        left, right = visible_bounds(options, seqlen_q, k.shape[1])
         return cls(
             dtype=dtype,
             batch=batch,
@@ -278,9 +281,9 @@ def check_overlap(problem: Problem, addresses: Addresses) -> None:
     """
     inputs = [(operand, addresses[place]) for operand, place in problem.inputs]
     out, lse = addresses.out, addresses.lse
-    _check_overlap(problem.out, out, inputs)
+    check_unshared(problem.out, out, inputs)
     if problem.lse is not None and lse:
-        _check_overlap(problem.lse, lse, [*inputs, (problem.out, out)])
+        check_unshared(problem.lse, lse, [*inputs, (problem.out, out)])
 
 
 def check_workspace(problem: Problem, addresses: Addresses, begin: int, size: int, plan: tuple[int, int]) -> None:
@@ -306,7 +309,7 @@ def check_workspace(problem: Problem, addresses: Addresses, begin: int, size: in
     others += [(_bytes("plan", plan[1]), plan[0]), (problem.out, addresses.out)]
     if problem.lse is not None and addresses.lse:
         others.append((problem.lse, addresses.lse))
-    _check_overlap(_bytes("workspace", size), begin, others)
+    check_unshared(_bytes("workspace", size), begin, others)
 
 
 @functools.lru_cache(maxsize=256)
@@ -314,57 +317,11 @@ def _bytes(name: str, size: int) -> Operand:
     return Operand.contiguous(name, (size,), np.uint8, None)
 
 
-def _check_overlap(output: Operand, address: int, others: list[tuple[Operand, int]]) -> None:
-    for other, other_address in others:
-        if share_memory(output, address, other, other_address):
-            raise ValueError(
-                f"attention: {output.name} shares memory with {other.name}; it must be an array of its own, because "
-                "tiles are written while others are still read"
-            )
-
-
 _LAYOUT_AXES = {
     "BSHD": "(batch, seqlen, heads, head_dim)",
     "BHSD": "(batch, heads, seqlen, head_dim)",
     "packed": "(total, heads, head_dim)",
 }
-
-
-def _check_axes(operand: Operand, layout: str) -> None:
-    axes = _LAYOUT_AXES[layout]
-    count = axes.count(",") + 1
-    if len(operand.shape) != count:
-        raise ValueError(
-            f"attention: {operand.name} has {len(operand.shape)} axes, shape {operand.shape}; it needs {count}: {axes}"
-        )
-
-
-def _place(operand: Operand) -> str:
-    return "the host (NumPy)" if operand.device is None else f"CUDA device {operand.device} (CuPy)"
-
-
-def _check_devices(operands: Arrays[Operand]) -> None:
-    q = operands.q
-    for operand in operands.given().values():
-        if operand.device != q.device:
-            raise ValueError(
-                f"attention: {operand.name} is on {_place(operand)} but q is on {_place(q)}; all arrays must be on one "
-                "device"
-            )
-
-
-def _check_dtypes(q: Operand, k: Operand, v: Operand) -> DType:
-    for operand in (q, k, v):
-        if operand.dtype not in _DTYPES:
-            raise TypeError(
-                f"attention: {operand.name} has dtype {operand.dtype}; it must be float16 or ml_dtypes.bfloat16"
-            )
-    for operand in (k, v):
-        if operand.dtype != q.dtype:
-            raise TypeError(
-                f"attention: {operand.name} has dtype {operand.dtype} but q has {q.dtype}; they must be equal"
-            )
-    return _DTYPES[q.dtype]
 
 
 def _check_shapes(q: Operand, k: Operand, v: Operand) -> None:
@@ -381,30 +338,11 @@ def _check_shapes(q: Operand, k: Operand, v: Operand) -> None:
     heads_kv = k.shape[2]
     if v.shape[2] != heads_kv:
         raise ValueError(f"attention: v has {v.shape[2]} heads but k has {heads_kv}; they must be equal")
-    if heads_q and (heads_kv == 0 or heads_q % heads_kv):
-        raise ValueError(
-            f"attention: q has {heads_q} heads and k has {heads_kv}; the heads of q must be a multiple of those of k"
-        )
+    check_heads(q, k, heads_q, heads_kv)
     for operand in (q, v):
-        if operand.shape[3] == 0 or operand.shape[3] % 8 or operand.shape[3] > _MAX_HEAD_DIM:
-            raise UnsupportedError(
-                f"attention: {operand.name} has head_dim {operand.shape[3]}; supported are the multiples of 8 from 8 "
-                f"to {_MAX_HEAD_DIM}"
-            )
+        check_head_dim(operand)
     for operand in (q, k):
-        if operand.shape[1] > _MAX_SEQLEN:
-            raise UnsupportedError(
-                f"attention: {operand.name} has seqlen {operand.shape[1]}; supported are at most {_MAX_SEQLEN}"
-            )
-
-
-def _check_of_heads(operand: Operand, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Check an array with a number for each head, in one of some shapes."""
-    if operand.dtype != np.float32:
-        raise TypeError(f"attention: {operand.name} has dtype {operand.dtype}; it must be float32")
-    if operand.shape not in shapes.values():
-        meanings, sizes = " or ".join(shapes), " or ".join(str(shape) for shape in shapes.values())
-        raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have {meanings}, {sizes}")
+        check_seqlen(operand, operand.shape[1])
 
 
 def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], packed: Packed | None) -> Operand:
@@ -432,47 +370,6 @@ def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], pac
     # Rows and keys that no sequence can have are not looked at.
     shape = tuple(min(size, full) if stride else full for size, stride, full in zip(sizes, strides, shape, strict=True))
     return dataclasses.replace(bias, shape=shape, strides=strides)
-
-
-def _bounds(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int | None, int | None]:
-    """Return the sides of the window that hide a key from a row; a causal mask stays one, whatever it hides."""
-    left = None if options.left is None or options.left >= seqlen_k - 1 else options.left
-    right = None if options.right is None or options.right >= max(1, seqlen_q - 1) else options.right
-    if right is not None and seqlen_k + right > _MAX_SEQLEN:
-        raise UnsupportedError(
-            f"attention: window_size has the right side {right} with seqlen_k {seqlen_k}; supported are together at "
-            f"most {_MAX_SEQLEN}"
-        )
-    return left, right
-
-
-def _check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    of_lse = "(batch, heads_q, seqlen_q)" if len(shape) == 3 else "(heads_q, total_q)"
-    meaning = "the shape of q, with the head_dim of v" if output.name == "out" else of_lse
-    if output.dtype != dtype:
-        raise TypeError(f"attention: {output.name} has dtype {output.dtype}; it must be {dtype}")
-    if output.shape != shape:
-        raise ValueError(f"attention: {output.name} has shape {output.shape}; it must have {meaning}, {shape}")
-    if overlaps_itself(output):
-        raise ValueError(
-            f"attention: {output.name} has strides {output.strides} bytes for shape {output.shape}; its elements must "
-            "not overlap each other"
-        )
-
-
-def _check_memory(current_device: int | None, operands: Arrays[Operand]) -> None:
-    q = operands.q
-    if q.device != current_device:
-        raise ValueError(
-            f"attention: q is on CUDA device {q.device} but the current device is {current_device}; call it under "
-            f"`with cupy.cuda.Device({q.device}):`"
-        )
-    for name, operand in operands.given().items():
-        if name in _MATRICES:
-            continue
-        step = operand.dtype.itemsize
-        if any(stride % step for stride, size in zip(operand.strides, operand.shape, strict=True) if size > 1):
-            raise ValueError(f"attention: {name} has strides {operand.strides} bytes; they must be multiples of {step}")
 
 
 def _suits_tma(stride: int) -> bool:

@@ -10,6 +10,10 @@ module            what it holds                                                 
 `dense`           attention in float64 (the reference), and at the kernel's precision        0x01
 `softmax`         softmax of rows that arrive block by block: exact, and speculative         0x01, 0x05, 0x09
 `online`          the tiled recurrence around it, twin of the consumer loop; the CPU backend 0x01, 0x05
+`packed`          attention over packed sequences, one at a time                              0x01, 0x0B
+`rotary`          rotary position embedding                                                  0x01
+`kvcache`         attention over a cache in rows or pages, and what is appended to it        0x01, 0x0B
+`splits`          keys in several parts, and their merge: twin of split and combine          0x01, 0x0B
 `backward`        the gradients in float64, in the five matrix products of the kernels       0x0A
 `formats`         number formats: what a few bits can hold, and how a value is rounded       0x06
 `float32`         two float32 instructions that NumPy lacks                                  0x09
@@ -28,7 +32,8 @@ module            what it holds                                                 
 `violations`      the base of the errors that the state machines raise
 ================= ========================================================================== =================
 
-Only `dense`, `mask`, `softmax` and `online` are imported with this package; the library itself needs no other.
+Only `dense`, `mask`, `softmax` and `online` are imported with this package; the library needs `packed`, `kvcache` and
+`rotary` beside them.
 
 Arrays are ``(batch, seqlen, heads, head_dim)``. Query head ``h`` uses key/value head ``h // (heads_q // heads_kv)``.
 Causal masks are aligned bottom-right. A row that sees no key gives out 0 and lse -inf. The lse is the natural

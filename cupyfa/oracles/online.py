@@ -125,11 +125,12 @@ def _mainloop(
     mask: TileMask,
     score_mod: _ScoreMod,
     dtype: npt.DTypeLike,
+    key_blocks: range,
 ) -> Float32Array:
     """Return the unnormalised output of a tile: ``Q`` is (heads, rows, d); ``K[j]``, ``V[j]`` are (heads, keys, d)."""
     blocks = mask.blocks
     O = np.zeros((*Q.shape[:-1], V[0].shape[-1]), dtype=np.float32)
-    for j in reversed(range(blocks.first, blocks.end)):
+    for j in reversed(range(max(blocks.first, key_blocks.start), min(blocks.end, key_blocks.stop))):
         masked = j >= blocks.full or j < blocks.low
         scores = score_mod.apply(Q @ K[j].swapaxes(-1, -2), mask, j)
         if masked:
@@ -148,25 +149,30 @@ def _consume(
     score_mod: _ScoreMod,
     sink: Float32Array | None,
     tiles: tuple[int, int],
-    dtype: npt.DTypeLike,
+    dtypes: tuple[npt.DTypeLike, npt.DTypeLike],
+    key_blocks: range,
     make_mask: Callable[[int, int], TileMask],
     make_softmax: Callable[[tuple[int, ...], np.float32 | None], OnlineSoftmax | SpeculativeSoftmax],
 ) -> tuple[Array, Float32Array]:
-    """Work through the query tiles of some heads; every array is (heads, seqlen, d), and `sink` is (heads, 1, 1)."""
-    (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n) = Q.shape, K.shape[1], tiles
+    """Work through the query tiles of some heads; every array is (heads, seqlen, d), and `sink` is (heads, 1, 1).
+
+    The types are those of ``P`` and of the output.
+    """
+    (heads, seqlen_q, _), seqlen_k, (tile_m, tile_n), (dtype, out_dtype) = Q.shape, K.shape[1], tiles, dtypes
     if score_mod.scale < 0:
         Q = -Q
     K_blocks = [K[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
     V_blocks = [V[:, n : n + tile_n] for n in range(0, seqlen_k, tile_n)]
-    out = np.empty((heads, seqlen_q, V.shape[-1]), dtype=dtype)
+    out = np.empty((heads, seqlen_q, V.shape[-1]), dtype=out_dtype)
     lse = np.empty((heads, seqlen_q), dtype=np.float32)
     for row in range(0, seqlen_q, tile_m):
         rows = slice(row, min(row + tile_m, seqlen_q))
         softmax = make_softmax((heads, rows.stop - rows.start), score_mod.scale_of_softmax)
-        O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, make_mask(rows.start, rows.stop), score_mod, dtype)
+        mask = make_mask(rows.start, rows.stop)
+        O = _mainloop(softmax, Q[:, rows], K_blocks, V_blocks, mask, score_mod, dtype, key_blocks)
         inverse, shifted = softmax.finish(None if sink is None else sink - score_mod.shift)
         lse[:, rows] = shifted + score_mod.shift
-        out[:, rows] = (O * inverse).astype(dtype)
+        out[:, rows] = (O * inverse).astype(out_dtype)
     return out, lse
 
 
@@ -189,6 +195,7 @@ def attention(
     speculative: bool = False,
     rescale_threshold: int = 0,
     exp2_fma: int = 0,
+    key_blocks: range | None = None,
 ) -> tuple[Array, Float32Array]:
     """Compute attention as the kernel does, block by block (0x01).
 
@@ -227,11 +234,13 @@ def attention(
         Of `OnlineSoftmax`.
     exp2_fma : int, optional
         Of `SpeculativeSoftmax`.
+    key_blocks : range, optional
+        Only these blocks of `tile_n` keys, as if a row saw no other: the part of a split, whose output is not rounded.
 
     Returns
     -------
     out : numpy.ndarray
-        Type of `q`; 0 in rows that see no key.
+        Type of `q`, or with `key_blocks` float32; 0 in rows that see no key.
     lse : numpy.ndarray
         float32, natural logarithm; in rows that see no key the sink, or -inf.
 
@@ -264,7 +273,8 @@ def attention(
     slopes = per_head("alibi_slopes", alibi_slopes, batch, heads_q, np.float32, of_batch=True)
     sinks = per_head("sink", sink, batch, heads_q, np.float32)
     bias = per_score(bias, (batch, heads_q, seqlen_q, seqlen_k))
-    out = _result("out", out, (batch, seqlen_q, heads_q, v.shape[3]), q.dtype)
+    out_dtype = q.dtype if key_blocks is None else np.dtype(np.float32)
+    out = _result("out", out, (batch, seqlen_q, heads_q, v.shape[3]), out_dtype)
     lse = _result("lse", lse, (batch, heads_q, seqlen_q), np.dtype(np.float32))
 
     def make_mask(begin: int, end: int) -> TileMask:
@@ -277,6 +287,8 @@ def attention(
 
     scale = resolve_scale(softmax_scale, head_dim)
     elements = _group_size(seqlen_q, seqlen_k, tile_m, tile_n)
+    if key_blocks is None:
+        key_blocks = range(-(-seqlen_k // tile_n))
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         if seqlen_k == 0:
             out[...] = 0
@@ -285,7 +297,16 @@ def attention(
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
             score_mod = _ScoreMod(scale, softcap, _columns(slopes, b, h), None if bias is None else bias[b, h])
             out[b, :, h], lse[b, h] = _consume(
-                Q, K, V, score_mod, _columns(sinks, b, h), (tile_m, tile_n), q.dtype, make_mask, make_softmax
+                Q,
+                K,
+                V,
+                score_mod,
+                _columns(sinks, b, h),
+                (tile_m, tile_n),
+                (q.dtype, out.dtype),
+                key_blocks,
+                make_mask,
+                make_softmax,
             )
     return out, lse
 

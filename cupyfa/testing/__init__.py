@@ -17,13 +17,16 @@ kernel of their own can import it too:
 from cupyfa.testing.canaries import CANARY, Guarded, guarded_empty
 from cupyfa.testing.cases import CASES, Case, as_bshd
 from cupyfa.testing.inputs import random_array
+from cupyfa.testing.kvcache_cases import CACHE_CASES, CacheCase
 from cupyfa.testing.packed_cases import PACKED_CASES, PackedCase
 from cupyfa.testing.tolerance import assert_close, assert_lse_close, score_magnitude, ulp
 
 __all__ = [
+    "CACHE_CASES",
     "CANARY",
     "CASES",
     "PACKED_CASES",
+    "CacheCase",
     "Case",
     "Guarded",
     "PackedCase",

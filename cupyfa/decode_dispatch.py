@@ -1,0 +1,143 @@
+"""From checked options of attention over a cache to results: NumPy arrays by the oracle, CuPy arrays by kernels."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cupyfa import debug
+from cupyfa.cache_options import CacheArrays, CacheOptions
+from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap
+from cupyfa.cache_values import check_cache_values, check_length_of_all
+from cupyfa.errors import UnsupportedError
+from cupyfa.libraries import check_numpy, cupy_of, geometry
+from cupyfa.operand import Operand
+from cupyfa.oracles import kvcache
+
+__all__ = ["attend_cache"]
+
+_REQUIRED = frozenset({"q", "k_cache", "v_cache"})
+_VALUES = ("cache_seqlens", "page_table", "cache_batch_idx", "cu_seqlens_q")
+
+
+def attend_cache(
+    arrays: CacheArrays[Any],
+    length: int | None,
+    options: CacheOptions,
+    want_lse: bool,
+    backend: Any,
+    config: Any,
+    workspace: Any,
+) -> tuple[Any, Any]:
+    """Append to a cache and compute attention over it, wherever the arrays are.
+
+    Parameters
+    ----------
+    arrays : CacheArrays
+        As the user passed them.
+    length : int or None
+        ``cache_seqlens`` where it is a number for all sequences.
+    options : CacheOptions
+        Checked.
+    want_lse : bool
+        Whether the caller returns lse.
+    backend, config, workspace
+        As the user passed them: see :func:`cupyfa.attention_with_kvcache`.
+
+    Returns
+    -------
+    tuple of array
+        out and lse; lse may be None if it was not wanted.
+    """
+    if backend is not None:
+        if backend != "emulator":
+            raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
+        return _emulated(arrays, length, options, want_lse, config)
+    if config is not None and not isinstance(config, Mapping):
+        raise TypeError(f"attention: config is {config!r}; it must be a mapping or None")
+    if not isinstance(arrays.q, np.ndarray):
+        return _on_gpu(arrays, length, options, want_lse, config, workspace)
+    if workspace is not None:
+        raise TypeError("attention: workspace is for CuPy arrays; q is a numpy.ndarray, which needs none")
+    return _on_cpu(arrays, length, options)
+
+
+def _on_cpu(arrays: CacheArrays[Any], length: int | None, options: CacheOptions) -> tuple[Any, Any]:
+    check_numpy(arrays, _REQUIRED)
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, None))
+    problem = CacheProblem.of(operands, options, want_lse=True, current_device=None)
+    check_cache_values(arrays, length, problem)
+    written = ("out", "lse", "k_cache", "v_cache") if arrays.k is not None else ("out", "lse")
+    for name in written:
+        array = getattr(arrays, name)
+        if array is not None and not array.flags.writeable:
+            raise ValueError(f"attention: {name} is read-only; it must be writable")
+    arrays = _with_outputs(np, arrays, problem, want_lse=True)
+    check_cache_overlap(problem, arrays.map(lambda _, x: x.__array_interface__["data"][0]))
+    # The sides of the window as the user gave them: those of the problem forget one that hides nothing, and with it
+    # how positions turn.
+    given = arrays._replace(cache_seqlens=length if arrays.cache_seqlens is None else arrays.cache_seqlens)
+    kvcache.attention(
+        **given._asdict(),
+        rotary_interleaved=options.rotary_interleaved,
+        softmax_scale=problem.softmax_scale,
+        window_size=(options.attention.left, options.attention.right),
+        softcap=problem.softcap,
+    )
+    return arrays.out, arrays.lse
+
+
+def _with_outputs(xp: Any, arrays: CacheArrays[Any], problem: CacheProblem, want_lse: bool) -> CacheArrays[Any]:
+    """Return the arrays with the outputs that the user did not pass."""
+    out, lse = arrays.out, arrays.lse
+    if out is None:
+        out = xp.empty((*arrays.q.shape[:-1], problem.head_dim_v), arrays.q.dtype)
+    if lse is None and want_lse:
+        lse = xp.empty(problem.lse_shape, np.float32)
+    return arrays._replace(out=out, lse=lse)
+
+
+def _on_gpu(
+    arrays: CacheArrays[Any], length: int | None, options: CacheOptions, want_lse: bool, config: Any, workspace: Any
+) -> tuple[Any, Any]:
+    cupy = cupy_of(arrays, _REQUIRED)
+    geometries = CacheArrays(*[geometry(array) for array in arrays])
+    problem = _problem(geometries, options, want_lse, cupy.cuda.runtime.getDevice())
+    if length is not None:
+        check_length_of_all(length, problem)
+    arrays = _with_outputs(cupy, arrays, problem, want_lse)
+    addresses = CacheArrays(*[None if x is None else x.data.ptr for x in arrays])
+    check_cache_addresses(problem, addresses)
+    check_cache_overlap(problem, addresses)
+    if debug.DEBUG:
+        _check_values_on_gpu(arrays, length, problem)
+    raise UnsupportedError("attention: there is no kernel for a cache on the GPU yet; NumPy arrays are computed")
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem(
+    geometries: tuple[Any, ...],  # Geometry or None, in the order of CacheArrays
+    options: CacheOptions,
+    want_lse: bool,
+    current_device: int,
+) -> CacheProblem:
+    operands = CacheArrays(*geometries).map(lambda name, geometry: Operand(name, *geometry))
+    return CacheProblem.of(operands, options, want_lse=want_lse, current_device=current_device)
+
+
+def _check_values_on_gpu(arrays: CacheArrays[Any], length: int | None, problem: CacheProblem) -> None:
+    """Wait for lengths, pages and rows, and check them; a stream under capture has none yet."""
+    if sys.modules["cupy"].cuda.get_current_stream().is_capturing():
+        return
+    values = {name: array.get() for name in _VALUES if (array := getattr(arrays, name)) is not None}
+    check_cache_values(CacheArrays(None, None, None, **values), length, problem)
+
+
+def _emulated(
+    arrays: CacheArrays[Any], length: int | None, options: CacheOptions, want_lse: bool, config: Any
+) -> tuple[Any, Any]:
+    raise UnsupportedError("attention: backend is 'emulator', and there is no kernel for a cache yet; leave it out")
