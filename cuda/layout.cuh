@@ -32,6 +32,10 @@ struct Descriptor {
   __device__ u64 at(int bytes) const { return (u64{high} << 32) | (low + u32(bytes >> 4)); }
 };
 
+/// An address as a descriptor has it. In a cluster, that of a CTA other than the first has the CTA's rank in its upper bits,
+/// which would reach into the leading byte offset.
+__device__ inline SharedAddress in_own_cta(SharedAddress address) { return address & 0x3ffff; }
+
 /// Contiguous along K (Q and K in Q K'). Groups of 8 rows follow each other; the leading offset is not used.
 __device__ inline Descriptor k_major(SharedAddress start) {
   return Descriptor::swizzled(start, 16, swizzle_atom_bytes);

@@ -60,6 +60,10 @@ class Mask {
       : begin_{sequence.first_key(row) - column, sequence.first_key(row + 8) - column},
         end_{sequence.visible_keys(row) - column, sequence.visible_keys(row + 8) - column} {}
 
+  /// Of rows that see the keys begin[r] <= j < end[r].
+  __device__ Mask(const int (&begin)[2], const int (&end)[2], int column)
+      : begin_{begin[0] - column, begin[1] - column}, end_{end[0] - column, end[1] - column} {}
+
   /// `blocks`: of these rows. Few blocks have both ends, so each is looked for by itself.
   __device__ void apply(float (&scores)[S.tile_n / 2], int block, const BlockRange& blocks) const {
     if (block >= blocks.full) {

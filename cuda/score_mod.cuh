@@ -26,6 +26,12 @@ template <FwdSpec S>
   requires(S.bias == Bias::none)
 struct BiasFragment<S> {};
 
+/// (tanh(x) - 1) / 2 = -1 / (e^2x + 1), which saturates by itself. tanh.approx, one MUFU instead of two, has only 11 good
+/// bits: with c = 50 it would be off by more than a probability's last bit.
+__device__ inline float capped(float score, float slope) {
+  return ptx::rcp_approx_ftz(-1.f - ptx::ex2_approx_ftz(score * slope));
+}
+
 /// Of a warpgroup's 64 rows in the accumulator layout of WGMMA: a thread has two rows of a head.
 template <FwdSpec S>
 class ScoreMod {
@@ -47,7 +53,7 @@ class ScoreMod {
     const float distance[2] = {float(distance_ + block * S.tile_n), float(distance_ + block * S.tile_n - 8)};
 #pragma unroll
     for (int i = 0; i < S.tile_n / 2; ++i) {
-      if constexpr (S.softcap) scores[i] = capped(scores[i]);
+      if constexpr (S.softcap) scores[i] = capped(scores[i], p_.softcap_slope);
       if constexpr (S.bias != Bias::none) scores[i] = fmaf(scores[i], p_.scale, bias[i]);
       if constexpr (S.alibi) {
         const int column = 8 * (i / 4) + i % 2;  // from the first one
@@ -58,12 +64,6 @@ class ScoreMod {
   }
 
  private:
-  /// (tanh(x) - 1) / 2 = -1 / (e^2x + 1), which saturates by itself. tanh.approx, one MUFU instead of two, has only 11 good
-  /// bits: with c = 50 it would be off by more than a probability's last bit.
-  __device__ float capped(float score) const {
-    return ptx::rcp_approx_ftz(-1.f - ptx::ex2_approx_ftz(score * p_.softcap_slope));
-  }
-
   const FwdParams& p_;
   float slope_;  // negative, in the base of the logits
   int distance_;  // of the first column of block 0 from the diagonal of the first row

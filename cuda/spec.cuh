@@ -65,4 +65,34 @@ struct FwdSpec {
   constexpr int consumer_registers() const { return consumers() == 2 ? 232 : 160; }
 };
 
+/// Attention of few queries over caches.
+struct DecodeSpec {
+  DType dtype;     ///< of Q, K, V, P and O
+  int head_dim;    ///< of Q and K, padded to a multiple of 32; TMA fills the rest with zeros
+  int head_dim_v;  ///< of V and O, likewise
+  int tile_m;      ///< rows of a CTA: 64 for each warpgroup of a key group
+  int tile_n;      ///< keys of one step
+  int stages;      ///< of the K ring and of the V ring
+  int key_groups;  ///< of consumer warpgroups, which take the blocks in turn
+  int residents;   ///< CTAs of a multiprocessor
+  bool softcap;    ///< scores are capped by a hyperbolic tangent
+  bool alibi;      ///< scores fall with the distance between query and key
+
+  constexpr int row_groups() const { return tile_m / warpgroup_rows; }
+  constexpr int consumer_threads() const { return warpgroup_threads * row_groups() * key_groups; }
+  constexpr int threads() const { return consumer_threads() + 64; }  // a warp produces K, another one V
+
+  /// What the parts that this kernel shares with the forward kernel have to know. Keys begin and end anywhere.
+  constexpr FwdSpec tile() const {
+    FwdSpec tile = {};
+    tile.dtype = dtype;
+    tile.head_dim = head_dim;
+    tile.head_dim_v = head_dim_v;
+    tile.tile_m = tile_m;
+    tile.tile_n = tile_n;
+    tile.causal = tile.window = true;
+    return tile;
+  }
+};
+
 }  // namespace cupyfa

@@ -12,6 +12,7 @@ from cupyfa.attention import AttentionResult, attention
 from cupyfa.dispatch import VarlenPlan
 from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
+from cupyfa.explain_cache import CacheExplanation, explain_kvcache
 from cupyfa.kvcache import attention_with_kvcache
 from cupyfa.merge import merge_states
 from cupyfa.paging import page_table_from_csr
@@ -21,6 +22,7 @@ from cupyfa.workspace import workspace_size
 
 __all__ = [
     "AttentionResult",
+    "CacheExplanation",
     "CompileError",
     "Explanation",
     "HazardError",
@@ -32,6 +34,7 @@ __all__ = [
     "attention_varlen",
     "attention_with_kvcache",
     "explain",
+    "explain_kvcache",
     "merge_states",
     "page_table_from_csr",
     "plan_varlen",

@@ -14,7 +14,7 @@ import numpy as np
 
 import cupyfa
 from cupyfa import emulate, emulate_command
-from cupyfa.bench import ablation, emulator, first_call, forward, host, options
+from cupyfa.bench import ablation, decode, emulator, first_call, forward, host, options
 from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
 from cupyfa.errors import CompileError
 from cupyfa.oracles import dense
@@ -55,6 +55,7 @@ def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
         ("forward", forward, "the forward pass beside its peers"),
         ("ablation", ablation, "what each part of the forward kernel is worth"),
         ("options", options, "what windows, a softcap, a sink, ALiBi and a bias cost"),
+        ("decode", decode, "few queries over long caches, beside the bytes of the caches and cuDNN"),
         ("host", host, "host cost of a warm call"),
         ("first-call", first_call, "time of the first call, compiled and from the disk cache"),
         ("emulator", emulator, "speed of the emulator; needs no GPU"),

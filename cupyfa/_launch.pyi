@@ -9,6 +9,7 @@ class TensorMapGeometry:
     strides: tuple[int, ...]
     box: tuple[int, int]
     swizzle: int
+    l2_promotion: int
     def __init__(
         self,
         dtype: str,
@@ -16,6 +17,7 @@ class TensorMapGeometry:
         strides: tuple[int, ...],
         box: tuple[int, int],
         swizzle: int = 128,
+        l2_promotion: int = 256,
     ) -> None: ...
     def encode(self, address: int) -> bytes: ...
 

@@ -68,7 +68,8 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
     ctypedef void *DriverFunction "cupyfa::driver::Function"
     unsigned cluster_dimension, programmatic_stream_serialization
     int max_dynamic_shared_size_bytes, tensor_map_float16, tensor_map_float32, tensor_map_bfloat16
-    int tensor_map_interleave_none, tensor_map_swizzle_none, tensor_map_swizzle_128b, tensor_map_l2_promotion_256b
+    int tensor_map_interleave_none, tensor_map_swizzle_none, tensor_map_swizzle_128b
+    int tensor_map_l2_promotion_128b, tensor_map_l2_promotion_256b
     int tensor_map_oob_fill_zeros
 
     cdef union LaunchAttributeValue "decltype(cupyfa::driver::LaunchAttribute::value)":
@@ -170,11 +171,13 @@ cdef class TensorMapGeometry:
         Columns and rows of one copy.
     swizzle : {128, 0}
         Bytes of the swizzle span; 0: rows are written as they are.
+    l2_promotion : {256, 128}
+        Bytes that L2 reads from memory for a request.
     """
 
     cdef readonly str dtype
     cdef readonly tuple shape, strides, box
-    cdef readonly int swizzle
+    cdef readonly int swizzle, l2_promotion
     cdef int _type
     cdef uint32_t _rank
     cdef uint64_t _shape[5]
@@ -182,11 +185,12 @@ cdef class TensorMapGeometry:
     cdef uint32_t _box[5]
     cdef dict _encoded  # address -> 128 bytes: the rest of the key is this object
 
-    def __init__(self, str dtype, tuple shape, tuple strides, tuple box, int swizzle=128):
+    def __init__(self, str dtype, tuple shape, tuple strides, tuple box, int swizzle=128,
+                 int l2_promotion=256):
         if not 2 <= len(shape) <= 5 or len(strides) != len(shape) - 1:
             raise ValueError(f"a tensor map has 2 to 5 dimensions and a stride less, got {shape} and {strides}")
         self.dtype, self.shape, self.strides, self.box = dtype, shape, strides, box
-        self.swizzle = swizzle
+        self.swizzle, self.l2_promotion = swizzle, l2_promotion
         self._type = {
             "float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16, "float32": tensor_map_float32,
         }[dtype]
@@ -210,7 +214,8 @@ cdef class TensorMapGeometry:
         result = cu_tensor_map_encode_tiled(
             map, self._type, self._rank, <void *>address, self._shape, self._strides, self._box, element_strides,
             tensor_map_interleave_none, tensor_map_swizzle_128b if self.swizzle else tensor_map_swizzle_none,
-            tensor_map_l2_promotion_256b, tensor_map_oob_fill_zeros)
+            tensor_map_l2_promotion_256b if self.l2_promotion == 256 else tensor_map_l2_promotion_128b,
+            tensor_map_oob_fill_zeros)
         if result != 0:
             raise LaunchError(
                 f"cuTensorMapEncodeTiled: {_result_name(result)} for {self.dtype} at {address:#x}, shape {self.shape}, "

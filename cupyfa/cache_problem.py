@@ -30,7 +30,7 @@ from cupyfa.checks import (
 from cupyfa.operand import TMA_ALIGNMENT, Operand
 from cupyfa.spec import DType
 
-__all__ = ["CacheProblem", "check_cache_addresses", "check_cache_overlap"]
+__all__ = ["CacheProblem", "check_cache_addresses", "check_cache_overlap", "check_cache_workspace"]
 
 _CACHES = ("k_cache", "v_cache")
 
@@ -347,3 +347,25 @@ def check_cache_overlap(problem: CacheProblem, addresses: CacheArrays[int]) -> N
             # Two that are written are compared once.
             others = (x for i, x in enumerate(placed) if i < n or (i > n and x[0].name not in written))
             check_unshared(operand, address, tuple(others))
+
+
+def check_cache_workspace(problem: CacheProblem, addresses: CacheArrays[int], begin: int, size: int) -> None:
+    """Check that no array has a byte between its ends in the workspace.
+
+    Parameters
+    ----------
+    problem : CacheProblem
+        The checked problem.
+    addresses : CacheArrays of int
+        Of all arrays, outputs included; None or 0 for one that has none.
+    begin, size : int
+        The part of the workspace that is used.
+
+    Raises
+    ------
+    ValueError
+        Naming the array.
+    """
+    for name, address, (low, high) in zip(addresses._fields, addresses, problem.spans, strict=True):
+        if address and address + low < begin + size and begin < address + high:
+            raise ValueError(f"attention: workspace overlaps {name}; they must be separate")

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyfa import debug
+from cupyfa._launch import TensorMapGeometry, launch
 from cupyfa.cache_options import CacheArrays, CacheOptions
-from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap
+from cupyfa.cache_problem import (
+    CacheProblem,
+    check_cache_addresses,
+    check_cache_overlap,
+    check_cache_workspace,
+)
 from cupyfa.cache_values import check_cache_values, check_length_of_all
-from cupyfa.errors import UnsupportedError
-from cupyfa.libraries import check_numpy, cupy_of, geometry
+from cupyfa.decode_plan import DecodePlan, plan_decode
+from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
+from cupyfa.errors import HazardError
+from cupyfa.kernels import Kernel, load
+from cupyfa.libraries import check_numpy, cupy_of, geometry, workspace_memory
 from cupyfa.operand import Operand
 from cupyfa.oracles import kvcache
+from cupyfa.plan import fill_without_keys
+from cupyfa.select import Device
 
-__all__ = ["attend_cache"]
+__all__ = ["Prepared", "attend_cache", "prepare_cache"]
 
 _REQUIRED = frozenset({"q", "k_cache", "v_cache"})
 _VALUES = ("cache_seqlens", "page_table", "cache_batch_idx", "cu_seqlens_q")
@@ -57,12 +67,11 @@ def attend_cache(
         if backend != "emulator":
             raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
         return _emulated(arrays, length, options, want_lse, config)
-    if config is not None and not isinstance(config, Mapping):
-        raise TypeError(f"attention: config is {config!r}; it must be a mapping or None")
     if not isinstance(arrays.q, np.ndarray):
         return _on_gpu(arrays, length, options, want_lse, config, workspace)
     if workspace is not None:
         raise TypeError("attention: workspace is for CuPy arrays; q is a numpy.ndarray, which needs none")
+    decode_config(config)
     return _on_cpu(arrays, length, options)
 
 
@@ -101,12 +110,35 @@ def _with_outputs(xp: Any, arrays: CacheArrays[Any], problem: CacheProblem, want
     return arrays._replace(out=out, lse=lse)
 
 
+def prepare_cache(arrays: CacheArrays[Any], options: CacheOptions, want_lse: bool, config: Any) -> Prepared:
+    """Check CuPy arrays, select and load their kernels; once per geometry.
+
+    Parameters
+    ----------
+    arrays : CacheArrays
+        As the user passed them.
+    options : CacheOptions
+        Checked.
+    want_lse : bool
+        Whether the caller returns lse.
+    config : Mapping or None
+        As in :func:`cupyfa.attention_with_kvcache`.
+
+    Returns
+    -------
+    Prepared
+        The same object for the same geometry and options.
+    """
+    cupy = cupy_of(arrays, _REQUIRED)
+    geometries = CacheArrays(*[geometry(array) for array in arrays])
+    return _prepare(geometries, options, want_lse, decode_config(config), cupy.cuda.runtime.getDevice())
+
+
 def _on_gpu(
     arrays: CacheArrays[Any], length: int | None, options: CacheOptions, want_lse: bool, config: Any, workspace: Any
 ) -> tuple[Any, Any]:
-    cupy = cupy_of(arrays, _REQUIRED)
-    geometries = CacheArrays(*[geometry(array) for array in arrays])
-    problem = _problem(geometries, options, want_lse, cupy.cuda.runtime.getDevice())
+    prepared = prepare_cache(arrays, options, want_lse, config)
+    cupy, problem = sys.modules["cupy"], prepared.problem
     if length is not None:
         check_length_of_all(length, problem)
     arrays = _with_outputs(cupy, arrays, problem, want_lse)
@@ -115,18 +147,62 @@ def _on_gpu(
     check_cache_overlap(problem, addresses)
     if debug.DEBUG:
         _check_values_on_gpu(arrays, length, problem)
-    raise UnsupportedError("attention: there is no kernel for a cache on the GPU yet; NumPy arrays are computed")
+    if prepared.fills:
+        fill_without_keys(arrays.out, arrays.lse, arrays.sink)
+    if prepared.plan is not None:
+        size = prepared.plan.workspace_bytes
+        memory = workspace_memory(size, workspace)  # to be kept until the launches
+        if workspace is not None:
+            check_cache_workspace(problem, addresses, memory.data.ptr, size)
+        at = memory.data.ptr if size else 0
+        packed = prepared.plan.pack(TensorMapGeometry.encode, addresses, length or 0, at)
+        stream = cupy.cuda.get_current_stream().ptr
+        for step, kernel, params in zip(prepared.plan.steps, prepared.kernels, packed, strict=True):
+            launch(kernel.function, step.geometry, stream, params)
+    return arrays.out, arrays.lse
+
+
+class Prepared(NamedTuple):
+    """Everything about a call that does not depend on addresses.
+
+    Attributes
+    ----------
+    problem : CacheProblem
+        The checked problem.
+    selection : DecodeSelection
+        The chosen kernel and the splits.
+    plan : DecodePlan or None
+        Its launches; None: there is nothing to launch.
+    kernels : tuple of Kernel
+        Of its steps.
+    fills : bool
+        Whether outputs are filled beforehand: with no room for keys, and for rows of a packed q that belong to nobody.
+    """
+
+    problem: CacheProblem
+    selection: DecodeSelection
+    plan: DecodePlan | None
+    kernels: tuple[Kernel, ...]
+    fills: bool
 
 
 @functools.lru_cache(maxsize=1024)
-def _problem(
+def _prepare(
     geometries: tuple[Any, ...],  # Geometry or None, in the order of CacheArrays
     options: CacheOptions,
     want_lse: bool,
+    config: tuple[tuple[str, int], ...],
     current_device: int,
-) -> CacheProblem:
+) -> Prepared:
     operands = CacheArrays(*geometries).map(lambda name, geometry: Operand(name, *geometry))
-    return CacheProblem.of(operands, options, want_lse=want_lse, current_device=current_device)
+    problem = CacheProblem.of(operands, options, want_lse=want_lse, current_device=current_device)
+    selection = select_decode(problem, Device.current(), config)
+    empty = problem.capacity == 0 or problem.cache_rows == 0
+    fills = not problem.has_no_output and (empty or problem.total_q is not None)
+    if empty or problem.batch == 0:
+        return Prepared(problem, selection, None, (), fills)
+    plan = plan_decode(problem, selection, lambda spec: load(spec, current_device).traits)
+    return Prepared(problem, selection, plan, tuple(load(step.spec, current_device) for step in plan.steps), fills)
 
 
 def _check_values_on_gpu(arrays: CacheArrays[Any], length: int | None, problem: CacheProblem) -> None:
@@ -140,4 +216,10 @@ def _check_values_on_gpu(arrays: CacheArrays[Any], length: int | None, problem: 
 def _emulated(
     arrays: CacheArrays[Any], length: int | None, options: CacheOptions, want_lse: bool, config: Any
 ) -> tuple[Any, Any]:
-    raise UnsupportedError("attention: backend is 'emulator', and there is no kernel for a cache yet; leave it out")
+    from cupyfa import emulate_cache  # noqa: PLC0415 - imported when asked for
+
+    prepared = emulate_cache.prepare(arrays, length, options, want_lse=want_lse, config=config)
+    run = prepared.launch()
+    if run.verdict in ("error", "incomplete"):
+        raise HazardError(run)
+    return prepared.arrays.out, prepared.arrays.lse

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from typing import ClassVar
 
-__all__ = ["Bias", "DType", "FwdSpec", "PlanSpec", "Scheduler", "Spec"]
+__all__ = ["AppendSpec", "Bias", "CombineSpec", "DType", "DecodeSpec", "FwdSpec", "PlanSpec", "Scheduler", "Spec"]
 
 
 class DType(enum.Enum):
@@ -45,6 +45,12 @@ def _render(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
+
+
+def _render_all(spec: FwdSpec | DecodeSpec) -> str:
+    """Return a spec in C++."""
+    fields = ", ".join(f".{f.name}={_render(getattr(spec, f.name))}" for f in dataclasses.fields(spec))
+    return f"cupyfa::{type(spec).__name__}{{{fields}}}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,8 +165,7 @@ class FwdSpec:
     @property
     def template_argument(self) -> str:
         """The spec as a C++ expression."""
-        fields = ", ".join(f".{f.name}={_render(getattr(self, f.name))}" for f in dataclasses.fields(self))
-        return f"cupyfa::FwdSpec{{{fields}}}"
+        return _render_all(self)
 
     @property
     def name_expression(self) -> str:
@@ -209,5 +214,144 @@ class PlanSpec:
         return f"plan {self.arch}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeSpec:
+    """A Hopper decode kernel: few queries over long caches.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of Q, K, V and O; accumulation is float32.
+    head_dim, head_dim_v : int
+        Of the tiles of Q and K, and of V and O, as in `FwdSpec`.
+    tile_m : int
+        Rows of a CTA, 64 for each of one or two consumer warpgroups: the query heads of a key/value head, for each
+        query.
+    tile_n : int
+        Keys of one step of the mainloop.
+    stages : int
+        Slots of the K ring and of the V ring.
+    key_groups : int
+        Groups of consumer warpgroups, which take the blocks of keys in turn.
+    residents : int
+        CTAs that a multiprocessor holds.
+    softcap : bool
+        Scores are capped by a hyperbolic tangent.
+    alibi : bool
+        Scores fall with the distance between query and key.
+
+    Examples
+    --------
+    >>> spec = DecodeSpec(
+    ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=64, tile_n=64, stages=3, key_groups=1,
+    ...     residents=2, softcap=False, alibi=False,
+    ... )
+    >>> spec.name_expression[:48]
+    'cupyfa::hopper::decode_attention<cupyfa::DecodeS'
+    """
+
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    tile_m: int
+    tile_n: int
+    stages: int
+    key_groups: int
+    residents: int
+    softcap: bool
+    alibi: bool
+
+    entry: ClassVar[str] = "hopper/decode.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::hopper::decode_attention<{_render_all(self)}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::hopper::decode_traits<{_render_all(self)}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        switches = [name for name in ("softcap", "alibi") if getattr(self, name)]
+        tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} key_groups {self.key_groups}"
+        tiles += f" residents {self.residents}"
+        return f"decode {self.arch} {self.dtype.value} {tiles} {' '.join(switches)}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class AppendSpec:
+    """Compile key of the kernel that writes new keys and values into caches.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of the caches.
+
+    Examples
+    --------
+    >>> AppendSpec(DType.FLOAT16).name_expression
+    'cupyfa::append_kv<cupyfa::DType::float16>'
+    """
+
+    dtype: DType
+
+    entry: ClassVar[str] = "append.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::append_kv<{_render(self.dtype)}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::append_traits<{_render(self.dtype)}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        return f"append {self.arch} {self.dtype.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CombineSpec:
+    """Compile key of the kernel that merges the partial results of splits.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of the output.
+
+    Examples
+    --------
+    >>> CombineSpec(DType.FLOAT16).name_expression
+    'cupyfa::combine<cupyfa::DType::float16>'
+    """
+
+    dtype: DType
+
+    entry: ClassVar[str] = "combine.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::combine<{_render(self.dtype)}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::combine_traits<{_render(self.dtype)}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        return f"combine {self.arch} {self.dtype.value}"
+
+
 #: The compile key of any kernel.
-Spec = FwdSpec | PlanSpec
+Spec = FwdSpec | PlanSpec | DecodeSpec | AppendSpec | CombineSpec

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyfa.cache_shapes import specs_of_cache_call
 from cupyfa.kernels import load
 from cupyfa.operand import Arrays, Operand
 from cupyfa.options import check_max_seqlen, check_options, with_max_seqlen
@@ -46,7 +47,9 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
         is not that of ``k``; ``dtype``, one for all of them; ``sink=True`` and ``alibi_slopes=True`` where there will
         be such an array; ``bias``, a shape, and ``bias_dtype`` if that is not float32. ``out`` and ``lse`` do not
         matter. For :func:`cupyfa.attention_varlen` the shapes have three axes, and ``sequences`` says how many there
-        will be; any other number needs the same kernels.
+        will be; any other number needs the same kernels. For :func:`cupyfa.attention_with_kvcache` there are
+        ``k_cache``, ``v_cache`` if it is not as long, and the shapes ``page_table``, ``k`` and ``v`` or
+        ``cache_batch_idx=True`` as far as the call has them; rotary tables and lengths do not matter.
     workers : int, optional
         How many kernels are compiled at a time; by default as many as there are processors.
     progress : bool
@@ -95,6 +98,8 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
 
 def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, ...]:
     """Return the kernels of a call."""
+    if "k_cache" in call:
+        return specs_of_cache_call(number, call, device)
     options = {name: value for name, value in call.items() if name not in _ARGUMENTS}
     for name in ("q", "k", "dtype"):
         if name not in call:

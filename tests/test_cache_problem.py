@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import struct
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +16,12 @@ from fake_cupy import Array, Stream, install
 
 import cupyfa
 from cupyfa import decode_dispatch
+from cupyfa._launch import LaunchGeometry
 from cupyfa.cache_options import CacheArrays, CacheOptions, check_cache_options
 from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap
 from cupyfa.operand import Operand
-from cupyfa.spec import DType
+from cupyfa.select import H200
+from cupyfa.spec import DType, Spec
 from cupyfa.testing import CACHE_CASES, CacheCase
 
 PLAIN = CacheOptions()
@@ -252,11 +256,39 @@ def test_a_cache_of_keys_beside_values_is_fine() -> None:
 # --- Calls with a CuPy that is none ---
 
 
+class Gpu:
+    """What was launched: the entry file, and the parameters."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.launched: list[tuple[str, bytes]] = []
+
+    def load(self, spec: Spec, device: int) -> Any:
+        return types.SimpleNamespace(function=spec.entry, traits={"threads": 384, "shared_bytes": 0})
+
+    def launch(self, entry: str, geometry: LaunchGeometry, stream: int, params: bytes) -> None:
+        assert stream == Stream.ptr
+        self.launched.append((entry, params))
+
+    @property
+    def entries(self) -> list[str]:
+        """The entry files since the last look."""
+        entries = [entry for entry, _ in self.launched]
+        self.launched.clear()
+        return entries
+
+
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
-    decode_dispatch._problem.cache_clear()
-    yield install(monkeypatch)
-    decode_dispatch._problem.cache_clear()
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    gpu = Gpu(install(monkeypatch))
+    monkeypatch.setattr(decode_dispatch, "load", gpu.load)
+    monkeypatch.setattr(decode_dispatch, "launch", gpu.launch)
+    monkeypatch.setattr(decode_dispatch.Device, "current", lambda: H200)
+    maps = types.SimpleNamespace(encode=lambda geometry, address: bytes(128))
+    monkeypatch.setattr(decode_dispatch, "TensorMapGeometry", maps)
+    decode_dispatch._prepare.cache_clear()
+    yield gpu
+    decode_dispatch._prepare.cache_clear()
 
 
 def on_gpu(case: CacheCase, **changes: Any) -> dict[str, Any]:
@@ -265,45 +297,89 @@ def on_gpu(case: CacheCase, **changes: Any) -> dict[str, Any]:
 
 
 CASE = CacheCase("gpu", (9, 3), page_size=16, seqlen_new=1)
-NO_KERNEL = r"^attention: there is no kernel for a cache on the GPU yet"
+APPEND, DECODE, COMBINE = "append.cu", "hopper/decode.cu", "combine.cu"
 
 
-def test_a_good_call_finds_no_kernel_yet(stream: Stream) -> None:
-    with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
+def test_a_call_launches_what_it_needs(gpu: Gpu) -> None:
+    out = cupyfa.attention_with_kvcache(**on_gpu(CASE))
+    assert isinstance(out, Array)
+    assert (out.shape, out.dtype.name) == ((2, 1, 4, 64), "bfloat16")
+    assert gpu.entries == [APPEND, DECODE]
+    reads = dataclasses.replace(CASE, seqlen_new=0)
+    for splits, entries in ((1, [DECODE]), (2, [DECODE]), (3, [DECODE, COMBINE])):  # a cluster merges two itself
+        cupyfa.attention_with_kvcache(**on_gpu(reads), num_splits=splits)
+        assert gpu.entries == entries
+    no_rows = {"q": np.zeros((2, 0, 4, 64), ml_dtypes.bfloat16)}
+    cupyfa.attention_with_kvcache(**on_gpu(CASE, **no_rows))
+    assert gpu.entries == [APPEND]
+    cupyfa.attention_with_kvcache(**on_gpu(reads, **no_rows))
+    assert gpu.entries == []
+
+
+def test_what_needs_no_kernel_is_filled(gpu: Gpu) -> None:
+    nothing = {name: np.zeros((0, 16, 1, 64), ml_dtypes.bfloat16) for name in ("k_cache", "v_cache")}
+    sink = Array(np.arange(4, dtype=np.float32))
+    result = cupyfa.attention_with_kvcache(**on_gpu(CASE, **nothing), sink=sink, return_lse=True)
+    assert gpu.entries == []
+    assert not result.out.host.any()
+    assert (result.lse.host == np.arange(4)[:, None]).all()
+
+
+def test_partial_results_are_in_the_workspace(gpu: Gpu) -> None:
+    arrays = on_gpu(dataclasses.replace(CASE, seqlen_new=0))
+    needed = 3 * 2 * 4 * (64 + 1) * 4
+    workspace = Array(np.empty(needed, np.uint8))
+    cupyfa.attention_with_kvcache(**arrays, num_splits=3, workspace=workspace)
+    (_, decoding), (_, combining) = gpu.launched
+    partial_out = workspace.data.ptr
+    expected = struct.pack("<2Q", partial_out, partial_out + 3 * 2 * 4 * 64 * 4)
+    assert combining.startswith(expected)
+    assert expected in decoding
+    message = rf"^attention: workspace has {needed - 1} bytes .* needs {needed}"
+    with pytest.raises(ValueError, match=message):
+        cupyfa.attention_with_kvcache(**arrays, num_splits=3, workspace=Array(np.empty(needed - 1, np.uint8)))
+    for name in ("q", "k_cache", "cache_seqlens", "page_table"):
+        at = Array(arrays[name].host.reshape(-1).view(np.uint8))
+        at.host = np.lib.stride_tricks.as_strided(at.host, (needed,), (1,), writeable=False)
+        with pytest.raises(ValueError, match=rf"^attention: workspace overlaps {name}; they must be separate"):
+            cupyfa.attention_with_kvcache(**arrays, num_splits=3, workspace=at)
+
+
+def test_other_gpus_have_no_kernel(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_dispatch.Device, "current", lambda: dataclasses.replace(H200, compute_capability=(8, 9)))
+    with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: no kernel for a cache on compute capability 8\.9"):
         cupyfa.attention_with_kvcache(**on_gpu(CASE))
+    assert gpu.entries == []
 
 
-def test_libraries_are_not_mixed(stream: Stream) -> None:
+def test_libraries_are_not_mixed(gpu: Gpu) -> None:
     with pytest.raises(TypeError, match=r"^attention: page_table is a numpy.ndarray but q is a fake_cupy.Array; pass"):
         cupyfa.attention_with_kvcache(**(on_gpu(CASE) | {"page_table": np.zeros((2, 2), np.int32)}))
     with pytest.raises(TypeError, match=r"^attention: k_cache is a fake_cupy.Array but q is a numpy.ndarray; pass"):
         cupyfa.attention_with_kvcache(**(on_gpu(CASE) | {"q": CASE.make_arrays()["q"]}))
 
 
-def test_the_values_of_arrays_are_checked_for_those_who_debug(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_values_of_arrays_are_checked_for_those_who_debug(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     beyond = on_gpu(CASE, cache_seqlens=np.int32([9, 500]))
-    with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
-        cupyfa.attention_with_kvcache(**beyond)
+    cupyfa.attention_with_kvcache(**beyond)
     monkeypatch.setattr(decode_dispatch.debug, "DEBUG", True)
     with pytest.raises(ValueError, match=r"^attention: cache_seqlens\[1\] is 500 and 1 keys are appended; a sequence"):
         cupyfa.attention_with_kvcache(**beyond)
     with pytest.raises(ValueError, match=r"^attention: page_table\[1, 0\] is 9; it must be from 0 to 2, because"):
         cupyfa.attention_with_kvcache(**on_gpu(CASE, page_table=np.int32([[1, 0], [9, 0]])))
-    stream.capturing = True
-    with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
-        cupyfa.attention_with_kvcache(**beyond)
+    gpu.stream.capturing = True
+    cupyfa.attention_with_kvcache(**beyond)
 
 
-def test_a_number_for_all_is_always_checked(stream: Stream) -> None:
+def test_a_number_for_all_is_always_checked(gpu: Gpu) -> None:
     with pytest.raises(
         ValueError, match=r"^attention: cache_seqlens is 32 and 1 keys are appended; .* at most 32 keys"
     ):
         cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=32))
-    with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
-        cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=31))
+    cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=31))
 
 
-def test_positions_of_a_number_for_all_are_checked(stream: Stream) -> None:
+def test_positions_of_a_number_for_all_are_checked(gpu: Gpu) -> None:
     case = dataclasses.replace(CASE, seqlen_q=4, rotary_dim=8, causal=True)
     tables = dict.fromkeys(("rotary_cos", "rotary_sin"), np.zeros((20, 4), ml_dtypes.bfloat16))
     with pytest.raises(
@@ -311,18 +387,17 @@ def test_positions_of_a_number_for_all_are_checked(stream: Stream) -> None:
     ):
         cupyfa.attention_with_kvcache(**on_gpu(case, cache_seqlens=17, **tables), causal=True)
     for fits in ({"cache_seqlens": 16, "causal": True}, {"cache_seqlens": 19, "causal": False}):
-        with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
-            cupyfa.attention_with_kvcache(**(on_gpu(case, **tables) | fits))
+        cupyfa.attention_with_kvcache(**(on_gpu(case, **tables) | fits))
 
 
-def test_one_problem_serves_all_lengths(stream: Stream) -> None:
+def test_one_problem_serves_all_lengths(gpu: Gpu) -> None:
     for length in (3, 4, 5):
-        with pytest.raises(cupyfa.UnsupportedError, match=NO_KERNEL):
-            cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=length))
-    assert decode_dispatch._problem.cache_info().misses == 1
+        cupyfa.attention_with_kvcache(**on_gpu(CASE, cache_seqlens=length))
+    assert decode_dispatch._prepare.cache_info().misses == decode_dispatch._prepare.cache_info().misses == 1
+    assert len({params for entry, params in gpu.launched if entry == APPEND}) == 3
 
 
-def test_an_odd_address_is_refused(stream: Stream) -> None:
+def test_an_odd_address_is_refused(gpu: Gpu) -> None:
     arrays = CASE.make_arrays()
     shifted = np.zeros(arrays["k_cache"].size + 8, arrays["k_cache"].dtype)
     begin = 1 + (-shifted.ctypes.data // 2) % 8

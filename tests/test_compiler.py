@@ -17,15 +17,17 @@ import numpy as np
 import pytest
 from nvrtc_tools import compile_ptx, import_nvrtc
 from problems import make_problem
+from test_decode_select import problem_of as problem_of_cache
 from test_spec import SPEC
 
 import cupyfa  # registers bfloat16 with NumPy, through ml_dtypes
 from cupyfa import compiler
 from cupyfa._launch import unpack_traits
 from cupyfa.compiler import CUPY_OPTIONS, Compiled, PtxasReport, check_versions, compile_offline, first_error, options
+from cupyfa.decode_select import select_decode
 from cupyfa.select import CANDIDATES, H200, Candidate, select
 from cupyfa.sources import amalgamate
-from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
+from cupyfa.spec import AppendSpec, Bias, CombineSpec, DecodeSpec, DType, FwdSpec, Scheduler, Spec
 
 SHARED_BYTES = 227 * 1024
 REGISTERS = 65_536
@@ -183,7 +185,7 @@ SPECS = list(
 
 
 @functools.cache
-def compiled(spec: FwdSpec) -> Compiled:
+def compiled(spec: Spec) -> Compiled:
     """Each spec is compiled once in a session."""
     import_nvrtc()
     return compile_offline(spec)
@@ -248,6 +250,83 @@ def test_negated_scores_are_negated_by_the_tensor_core() -> None:
         # wgmma from two descriptors: d, a-desc, b-desc, scale-d, imm-scale-a, imm-scale-b, trans-a, trans-b
         signs = set(re.findall(r"\}, %rd\d+, %rd\d+, \w+, (-?1), 1, 0, 0;", kernel.ptx))
         assert signs == expected
+
+
+# --- Caches ---
+
+
+def decode_spec(dtype: DType, head_dims: tuple[int, int], shape: str, *, softcap: bool, alibi: bool) -> DecodeSpec:
+    """What `select_decode` takes: for few CTAs or many, for many rows, or with one group of keys by request."""
+    batch, seqlen_q, splits = {"few": (1, 1, None), "many": (40, 1, None), "rows": (1, 65, None), "cut": (1, 1, 3)}[
+        shape
+    ]
+    sizes = {"head_dim": head_dims[0], "head_dim_v": head_dims[1], "seqlen_q": seqlen_q, "num_splits": splits}
+    options = {"dtype": np.dtype(dtype.value), "softcap": 30.0 if softcap else None, "alibi": alibi}
+    return select_decode(problem_of_cache(batch, **sizes, **options), H200).spec
+
+
+#: Every pair of values of two of these: dtype, shape, softcap, ALiBi. Each head_dim, the largest under all shapes.
+DECODE = [
+    decode_spec(dtype, head_dims, shape, softcap=softcap, alibi=alibi)
+    for dtype, head_dims, shape, softcap, alibi in (
+        (DType.FLOAT16, (128, 128), "few", False, False),
+        (DType.BFLOAT16, (128, 128), "many", False, False),
+        (DType.BFLOAT16, (128, 128), "rows", True, True),
+        (DType.FLOAT16, (192, 192), "rows", True, True),
+        (DType.BFLOAT16, (192, 192), "few", True, True),
+        (DType.FLOAT16, (64, 192), "many", True, True),
+        (DType.BFLOAT16, (192, 128), "few", True, False),
+        (DType.FLOAT16, (192, 128), "many", False, True),
+        (DType.FLOAT16, (256, 256), "few", True, True),
+        (DType.BFLOAT16, (256, 256), "cut", True, False),
+        (DType.BFLOAT16, (128, 256), "many", False, True),
+        (DType.FLOAT16, (224, 224), "cut", False, True),
+        (DType.FLOAT16, (160, 160), "rows", True, False),
+        (DType.BFLOAT16, (96, 96), "rows", False, True),
+        (DType.FLOAT16, (64, 64), "many", True, False),
+        (DType.BFLOAT16, (32, 32), "few", False, True),
+        (DType.FLOAT16, (160, 160), "few", False, False),
+    )
+]
+
+
+def test_options_of_caches_are_compiled_in_pairs() -> None:
+    fields = ("dtype", "tile_m", "key_groups", "residents", "softcap", "alibi")
+    values = {name: sorted({getattr(spec, name) for spec in DECODE}, key=str) for name in fields}
+    assert all(len(those) == 2 for those in values.values())
+    assert {spec.head_dim for spec in DECODE} == {*range(32, 257, 32)}
+    warpgroups = {("tile_m", 128), ("key_groups", 2), ("residents", 2)}  # no two of these together
+    for one, other in itertools.combinations(fields, 2):
+        seen = {(getattr(spec, one), getattr(spec, other)) for spec in DECODE}
+        for pair in itertools.product(values[one], values[other]):
+            if not {(one, pair[0]), (other, pair[1])} <= warpgroups:
+                assert pair in seen, (one, other, pair)
+
+
+@pytest.mark.parametrize("spec", DECODE, ids=str)
+def test_decode_compiles_clean(spec: DecodeSpec) -> None:
+    kernel = compiled(spec)
+    report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
+    assert (report.spill_bytes, report.advisories) == (0, ()), report.text
+    assert report.stack_bytes <= 16  # the loop over columns of Q that are no vectors indexes four words
+    assert re.findall(r"C7\d\d\d", report.text) == []
+    threads = traits["threads"]
+    assert threads == 64 + spec.tile_m * 2 * spec.key_groups
+    assert spec.residents * threads * report.registers <= REGISTERS
+    assert 0 < traits["shared_bytes"] <= SHARED_BYTES
+    assert spec.residents * (traits["shared_bytes"] + 1024) <= 228 * 1024
+    assert (traits["tile_m"], traits["tile_n"], traits["cluster_size"], traits["box_cols"]) == (spec.tile_m, 64, 1, 64)
+    assert "setmaxnreg" not in kernel.ptx
+    assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
+
+
+@pytest.mark.parametrize("spec", [kind(dtype) for kind in (AppendSpec, CombineSpec) for dtype in DType], ids=str)
+def test_append_and_combine_compile_clean(spec: AppendSpec | CombineSpec) -> None:
+    kernel = compiled(spec)
+    report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
+    assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
+    assert (traits["threads"], traits["shared_bytes"]) == ({"append.cu": 256, "combine.cu": 128}[spec.entry], 0)
+    assert report.registers * traits["threads"] <= REGISTERS // 5  # many CTAs at a time hide the latency of memory
 
 
 # --- SASS ---

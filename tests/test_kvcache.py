@@ -225,7 +225,7 @@ BAD: dict[str, Bad] = {
     "splits float": (rows, {"num_splits": 2.0}, TypeError, r"num_splits is 2.0; it must be an integer or None"),
     "split bool": (rows, {"split_size": True}, TypeError, r"split_size is True; it must be an integer or None"),
     "max float": (packed, {"max_seqlen_q": 3.5}, TypeError, r"max_seqlen_q is 3.5; it must be an integer or None"),
-    "config": (rows, {"config": 3}, TypeError, r"config is 3; it must be a mapping or None"),
+    "config": (rows, {"config": 3}, TypeError, r"config is 3; it must be a mapping of DecodeSpec fields or None"),
     "workspace": (rows, {"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays; q is a numpy.ndarray"),
     "causal": (rows, {"causal": 1}, TypeError, r"causal is 1; it must be True or False"),
     # Dtypes
@@ -350,7 +350,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any], str]]
         r"q has head_dim 12; supported are the multiples of 8 from 8 to 256"),
     "wide": (rows, NONE | {"v_cache": zeros(2, 32, 2, 264)}, r"v_cache has head_dim 264; supported are"),
     "softcap": (rows, {"softcap": 1e4}, r"softcap is 10000.0; supported are at most 1000"),
-    "emulator": (rows, {"backend": "emulator"}, r"backend is 'emulator', and there is no kernel for a cache yet"),
 }  # fmt: skip
 
 

@@ -173,6 +173,7 @@ DRIVER_CONSTANTS = {
     "tensor_map_interleave_none": "CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE",
     "tensor_map_swizzle_none": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE",
     "tensor_map_swizzle_128b": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B",
+    "tensor_map_l2_promotion_128b": "CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B",
     "tensor_map_l2_promotion_256b": "CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
     "tensor_map_oob_fill_zeros": "CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
 }
@@ -337,6 +338,12 @@ def test_tensor_map_geometry_keeps_what_it_was_given() -> None:
     geometry = TensorMapGeometry("float16", (128, 2**31 - 1, 65_537, 3), (2**40 - 16, 256, 2**39), (64, 192))
     assert (geometry.dtype, geometry.box) == ("float16", (64, 192))
     assert (geometry.shape, geometry.strides) == ((128, 2**31 - 1, 65_537, 3), (2**40 - 16, 256, 2**39))
+
+
+def test_tensor_map_geometry_promotes_to_256_bytes_unless_told_otherwise() -> None:
+    assert map_geometry().l2_promotion == 256
+    shape, strides = (64, 1, 1, 1), (128, 128, 128)
+    assert TensorMapGeometry("float16", shape, strides, (64, 64), l2_promotion=128).l2_promotion == 128
 
 
 def test_tensor_map_geometry_knows_three_dtypes() -> None:

@@ -45,8 +45,14 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "cache_checks": {"cache_options", "checks"},
     "cache_problem": {"cache_checks"},
     "cache_values": {"cache_problem"},
-    "decode_dispatch": {"cache_values", "debug", "libraries", "oracles"},
+    "decode_select": {"cache_problem", "select"},
+    "_decode": set(),
+    "decode_plan": {"decode_select", "_decode", "_launch"},
+    "emulate_cache": {"cache_values", "decode_plan", "emulate"},
+    "decode_dispatch": {"cache_values", "debug", "emulate_cache", "kernels", "libraries", "oracles"},
     "kvcache": {"attention", "decode_dispatch"},
+    "cache_shapes": {"decode_plan"},
+    "explain_cache": {"decode_dispatch", "explain"},
     "merge": {"attention"},
     "paging": {"errors"},
     "attention": {"dispatch"},
@@ -55,7 +61,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "testing": {"oracles", "spec"},
     "explain": {"dispatch"},
     "support": {"select"},
-    "warmup": {"kernels", "options", "select"},
+    "warmup": {"cache_shapes", "kernels", "options", "select"},
     "emulate_command": {"emulate", "testing"},
     "bench": {"__init__", "emulate", "testing"},
     "__main__": {"__init__", "bench", "emulate_command", "explain", "support", "testing"},
@@ -81,7 +87,7 @@ LAZY = {"cupy", "cupyx", "cupy_backends", "cuda", "matplotlib", "torch", "tqdm"}
 
 # What a device file may include. Groups are those of `device_group`; the table is complete, not closed.
 DEVICE_LAYERS: dict[str, set[str]] = {
-    "params": set(),
+    "params": {"params"},
     "spec": set(),
     "ptx": {"ptx", "spec", "params"},
     "shared": {"shared", "ptx", "spec", "params"},
@@ -198,7 +204,7 @@ def python_violations(package: Path) -> list[str]:
 def device_group(path: Path) -> str | None:
     """The row of DEVICE_LAYERS for a path relative to cuda/; None for a place where no device file belongs."""
     match path.parts:
-        case ["params.h"]:
+        case ["params.h" | "decode_params.h"]:
             return "params"
         case ["spec.cuh"]:
             return "spec"
@@ -209,6 +215,8 @@ def device_group(path: Path) -> str | None:
         case ["ptx", name] if name.endswith(".cuh"):
             return "ptx"
         case [("hopper" | "blackwell") as arch, name] if name.endswith(".cuh"):
+            return arch
+        case [("hopper" | "blackwell") as arch, _, name] if name.endswith(".cuh"):  # a kernel with files of its own
             return arch
         case [("hopper" | "blackwell") as arch, name] if name.endswith(".cu"):
             return f"{arch} entry"
@@ -359,6 +367,9 @@ GOOD_DEVICE = {
     "hopper/producer.cuh": '#include "hopper/storage.cuh"\n',
     "hopper/consumer.cuh": '#include "hopper/storage.cuh"\n',
     "hopper/fwd.cu": '#include "hopper/producer.cuh"\n#include "hopper/consumer.cuh"\n#include "params.h"\n',
+    "decode_params.h": '#include "params.h"\n',
+    "hopper/decode/producer.cuh": '#include "decode_params.h"\n#include "hopper/storage.cuh"\n',
+    "hopper/decode/consumer.cuh": '#include "hopper/consumer.cuh"\n',
     "blackwell/storage.cuh": '#include "ring.cuh"\n',
 }
 
@@ -377,6 +388,13 @@ GOOD_DEVICE = {
         ("ring.cuh", 'inline void f() {\n  asm volatile("nop;");\n}\n', "ring.cuh:2: asm outside ptx/"),
         ("ring.cuh", "/* asm */\n__asm__(1);\n", "ring.cuh:2: asm outside ptx/"),
         ("portable/fwd.cu", "", "no device file belongs here"),
+        ("hopper/decode/decode.cu", "", "no device file belongs here"),
+        ("hopper/decode/parts/merge.cuh", "", "no device file belongs here"),
+        (
+            "hopper/decode/consumer.cuh",
+            '#include "hopper/decode/producer.cuh"\n',
+            "consumer.cuh includes role producer",
+        ),
         ("hopper/gemm.cuh", '#include "hopper/gemm.cuh"\n', "include cycle"),
     ],
 )

@@ -15,7 +15,7 @@ from problems import make_problem
 from cupyfa.compiler import compile_key
 from cupyfa.select import H200, select
 from cupyfa.sources import read
-from cupyfa.spec import Bias, DType, FwdSpec, Scheduler
+from cupyfa.spec import AppendSpec, Bias, CombineSpec, DecodeSpec, DType, FwdSpec, Scheduler
 
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16,
@@ -45,8 +45,19 @@ SPEC = FwdSpec(
     longest_first=True,
     setmaxnreg=True,
 )
+DECODE = DecodeSpec(
+    dtype=DType.BFLOAT16,
+    head_dim=128,
+    head_dim_v=128,
+    tile_m=64,
+    tile_n=64,
+    stages=6,
+    key_groups=2,
+    residents=1,
+    softcap=False,
+    alibi=False,
+)
 BF16 = np.dtype(ml_dtypes.bfloat16)
-FIELDS = [field.name for field in dataclasses.fields(FwdSpec)]
 
 
 def another(value: Any) -> Any:
@@ -58,14 +69,22 @@ def another(value: Any) -> Any:
     return value + 64
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_each_field_is_part_of_the_key(name: str) -> None:
-    changed = dataclasses.replace(SPEC, **{name: another(getattr(SPEC, name))})
-    assert changed != SPEC
-    assert compile_key(changed) != compile_key(SPEC)
-    assert changed.name_expression != SPEC.name_expression
-    assert changed.traits_expression != SPEC.traits_expression
-    assert str(changed) != str(SPEC)
+@pytest.mark.parametrize(
+    ("spec", "name"), [(spec, field.name) for spec in (SPEC, DECODE) for field in dataclasses.fields(spec)]
+)
+def test_each_field_is_part_of_the_key(spec: FwdSpec | DecodeSpec, name: str) -> None:
+    changed = dataclasses.replace(spec, **{name: another(getattr(spec, name))})
+    assert changed != spec
+    assert compile_key(changed) != compile_key(spec)
+    assert changed.name_expression != spec.name_expression
+    assert changed.traits_expression != spec.traits_expression
+    assert str(changed) != str(spec)
+
+
+def test_kernels_of_one_field_have_one_key_each() -> None:
+    keys = {compile_key(kind(dtype)) for kind in (AppendSpec, CombineSpec) for dtype in DType}
+    assert len(keys) == 4
+    assert {key[0] for key in keys} >= {"cupyfa::append_kv<cupyfa::DType::bfloat16>"}
 
 
 def test_short_form_names_another_head_dim_of_v() -> None:
@@ -117,11 +136,25 @@ def test_short_form() -> None:
 HEADER = re.sub(r"//[^\n]*", "", read("spec.cuh"))
 
 
-def test_fields_and_their_order_are_those_of_the_header() -> None:
-    body = re.search(r"struct FwdSpec \{(.*?)\n\};", HEADER, re.DOTALL)
+@pytest.mark.parametrize("spec", [FwdSpec, DecodeSpec])
+def test_fields_and_their_order_are_those_of_the_header(spec: type[FwdSpec | DecodeSpec]) -> None:
+    body = re.search(rf"struct {spec.__name__} \{{(.*?)\n\}};", HEADER, re.DOTALL)
     assert body is not None
-    in_header = re.findall(r"^\s*(\w+) (\w+);", body[1], re.MULTILINE)
-    assert in_header == [(str(field.type), field.name) for field in dataclasses.fields(FwdSpec)]
+    in_header = re.findall(r"^  (\w+) (\w+);", body[1], re.MULTILINE)
+    assert in_header == [(str(field.type), field.name) for field in dataclasses.fields(spec)]
+
+
+def test_the_key_of_a_decode_kernel() -> None:
+    argument = (
+        "cupyfa::DecodeSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=64, .tile_n=64, "
+        ".stages=6, .key_groups=2, .residents=1, .softcap=false, .alibi=false}"
+    )
+    assert DECODE.name_expression == f"cupyfa::hopper::decode_attention<{argument}>"
+    assert DECODE.traits_expression == f"cupyfa::hopper::decode_traits<{argument}>"
+    assert str(DECODE) == "decode sm_90a bfloat16 d128 64x64 stages 6 key_groups 2 residents 1"
+    assert str(dataclasses.replace(DECODE, head_dim_v=64, softcap=True, alibi=True)) == (
+        "decode sm_90a bfloat16 d128/64 64x64 stages 6 key_groups 2 residents 1 softcap alibi"
+    )
 
 
 @pytest.mark.parametrize("kind", [Bias, DType, Scheduler])

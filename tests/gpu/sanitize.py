@@ -1,7 +1,8 @@
 """Launches of a sample of shapes, to be run under compute-sanitizer: ``make gpu-sanitize``.
 
 Instrumented kernels can hang on setmaxnreg, so the default is a spec without it; ``--setmaxnreg`` takes the shipped
-specs. A hang is *not run*, never *clean*.
+specs. A hang is *not run*, never *clean*. ``--only caches`` leaves the forward kernel out, ``--only forward`` those of
+caches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import cupyfa
-from cupyfa.testing import random_array
+from cupyfa.testing import CACHE_CASES, CacheCase, random_array
 
 # (batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim): one element, a tile and one more or less, GQA, many tiles,
 # padded head_dim.
@@ -34,8 +35,16 @@ WITHOUT_SETMAXNREG = {"setmaxnreg": False, "pingpong": False, "tile_m": 64, "til
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setmaxnreg", action="store_true")
-    config = None if parser.parse_args().setmaxnreg else WITHOUT_SETMAXNREG
+    parser.add_argument("--only", choices=("forward", "caches"))
+    options = parser.parse_args()
     cupy.cuda.set_allocator(None)  # one cudaMalloc for each array: the sanitizer sees where it ends
+    if options.only != "caches":
+        forward(None if options.setmaxnreg else WITHOUT_SETMAXNREG)
+    if options.only != "forward":
+        caches()
+
+
+def forward(config: dict[str, Any] | None) -> None:
     launches = 0
     for dtype in (ml_dtypes.bfloat16, np.float16):
         for batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim in SHAPES:
@@ -56,6 +65,20 @@ def main() -> None:
                 cupy.cuda.Device().synchronize()
                 launches += 1
     print(f"{launches} launches with config={config}")
+
+
+def caches() -> None:
+    """All cases of the table: none of their kernels moves registers."""
+    for case in CACHE_CASES:
+        attend(case)
+    print(f"{len(CACHE_CASES)} calls on caches")
+
+
+def attend(case: CacheCase) -> None:
+    arrays = case.make_arrays() | {name: x for name, x in case.options.items() if isinstance(x, np.ndarray)}
+    on_gpu = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
+    cupyfa.attention_with_kvcache(**(case.options | case.splits | on_gpu), return_lse=True)
+    cupy.cuda.Device().synchronize()
 
 
 if __name__ == "__main__":

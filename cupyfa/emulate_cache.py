@@ -1,0 +1,225 @@
+"""Attention over a cache under the emulator: its kernels, its parameters, on NumPy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from cupyfa._launch import LaunchGeometry, TensorMapGeometry
+from cupyfa.cache_options import CacheArrays, CacheOptions
+from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap
+from cupyfa.cache_values import check_length_of_all
+from cupyfa.decode_plan import plan_decode
+from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
+from cupyfa.emulate import ARCHITECTURES, kernel_of
+from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
+from cupyfa.errors import type_name
+from cupyfa.operand import Operand
+from cupyfa.plan import fill_without_keys
+from cupyfa.select import Config
+from cupyfa.spec import Spec
+
+__all__ = ["PreparedCache", "Stage", "prepare", "ran_clean"]
+
+_REQUIRED = ("q", "k_cache", "v_cache")
+
+#: Specs whose kernel has run in this process with all checks, and of those, the ones in which something was found.
+_ran: set[Spec] = set()
+_found: set[Spec] = set()
+
+
+def ran_clean(spec: Spec) -> bool:
+    """Return whether a spec's kernel has run here under the emulator, each time clean.
+
+    Parameters
+    ----------
+    spec : Spec
+        The compile key.
+
+    Returns
+    -------
+    bool
+        :func:`cupyfa.explain_kvcache` calls that *emulated*.
+    """
+    return spec in _ran and spec not in _found
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A kernel that is ready to run.
+
+    Attributes
+    ----------
+    spec : Spec
+        Its compile key.
+    kernel : EmulatedKernel
+        The kernel.
+    geometry : LaunchGeometry
+        Grid and block.
+    params : bytes
+        The packed parameters.
+    """
+
+    spec: Spec
+    kernel: EmulatedKernel
+    geometry: LaunchGeometry
+    params: bytes
+
+    def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
+        """Run it, or another kernel in its place: a mutant.
+
+        Parameters
+        ----------
+        kernel : EmulatedKernel, optional
+            The other one.
+        **options
+            As for :meth:`PreparedCache.launch`.
+
+        Returns
+        -------
+        Run
+            What was found.
+        """
+        run = (kernel or self.kernel).launch(
+            grid=self.geometry.grid,
+            block=self.geometry.threads,
+            cluster=self.geometry.cluster_size,
+            shared=self.geometry.shared_bytes,
+            params=self.params,
+            **{"strict_warpgroup": True, **options},
+        )
+        if kernel is None and options.get("checks", True):
+            _ran.add(self.spec)
+            if run.verdict != "clean":
+                _found.add(self.spec)
+        return run
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedCache:
+    """A call that is ready to run under any schedule.
+
+    Attributes
+    ----------
+    problem, selection
+        As on the GPU path.
+    arrays : CacheArrays
+        With the outputs.
+    stages : tuple of Stage
+        In their order: what appends, what computes, what merges.
+    fills : bool
+        Whether outputs are filled beforehand.
+    """
+
+    problem: CacheProblem
+    selection: DecodeSelection
+    arrays: CacheArrays[Any]
+    stages: tuple[Stage, ...]
+    fills: bool
+
+    def launch(self, kernels: dict[str, EmulatedKernel] | None = None, **options: Any) -> Run:
+        """Run all stages, until one is not clean.
+
+        Parameters
+        ----------
+        kernels : dict, optional
+            Other kernels, mutants, by the name of the entry file that they stand for.
+        **options
+            As for :meth:`cupyfa.emulator.EmulatedKernel.launch`.
+
+        Returns
+        -------
+        Run
+            Of the last one that ran.
+        """
+        if self.fills:
+            fill_without_keys(self.arrays.out, self.arrays.lse, self.arrays.sink)
+        policy, seed = options.get("policy", "eager"), options.get("seed", 0)
+        run = Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
+        for stage in self.stages:
+            run = stage.launch((kernels or {}).get(stage.spec.entry), **options)
+            if run.verdict != "clean":
+                return run
+        return run
+
+
+def prepare(
+    arrays: CacheArrays[Any],
+    length: int | None,
+    options: CacheOptions,
+    *,
+    want_lse: bool = True,
+    config: Config | None = None,
+    arch: str = "sm_90a",
+) -> PreparedCache:
+    """Check NumPy arrays as a GPU call would, select, compile and pack.
+
+    Parameters
+    ----------
+    arrays : CacheArrays
+        As the user passed them.
+    length : int or None
+        ``cache_seqlens`` where it is a number for all sequences.
+    options : CacheOptions
+        Checked.
+    want_lse : bool
+        Allocate ``lse`` if the caller passed none.
+    config : Mapping, optional
+        As for :func:`cupyfa.attention_with_kvcache`.
+    arch : str
+        A key of :data:`cupyfa.emulate.ARCHITECTURES`.
+
+    Returns
+    -------
+    PreparedCache
+        Ready to launch.
+    """
+    for name, x in zip(arrays._fields, arrays, strict=True):
+        if not isinstance(x, np.ndarray) and not (x is None and name not in _REQUIRED):
+            raise TypeError(f"attention: {name} is a {type_name(type(x))}; the emulator needs a numpy.ndarray")
+    # Device 0: the rules for arrays on a GPU hold.
+    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
+    problem = CacheProblem.of(operands, options, want_lse=want_lse, current_device=0)
+    if length is not None:
+        check_length_of_all(length, problem)
+    selection = select_decode(problem, ARCHITECTURES[arch], decode_config(config))
+    out, lse = arrays.out, arrays.lse
+    if out is None:
+        out = np.empty((*arrays.q.shape[:-1], problem.head_dim_v), arrays.q.dtype)
+    if lse is None and want_lse:
+        lse = np.empty(problem.lse_shape, np.float32)
+    arrays = arrays._replace(out=out, lse=lse)
+    written = {"out", "lse"} | ({"k_cache", "v_cache"} if problem.seqlen_new else set())
+    for name, x in arrays.given().items():
+        if name in written and not x.flags.writeable:
+            raise ValueError(f"attention: {name} is read-only; it must be writable")
+    check_cache_overlap(problem, arrays.map(lambda _, x: x.__array_interface__["data"][0]))
+    empty = problem.capacity == 0 or problem.cache_rows == 0
+    fills = not problem.has_no_output and (empty or problem.total_q is not None)
+    if empty or problem.batch == 0:
+        return PreparedCache(problem, selection, arrays, (), fills)
+    device = EmulatedDevice(arch, ARCHITECTURES[arch].multiprocessors)
+    at = arrays.map(lambda name, x: device.register(x, name=name, writable=name in written) if x.size else 0)
+    check_cache_addresses(problem, at)
+    plan = plan_decode(problem, selection, lambda spec: kernel_of(spec)[1])
+    workspace = np.empty(plan.workspace_bytes, np.uint8)
+    at_workspace = device.register(workspace, name="workspace", writable=True) if workspace.size else 0
+
+    def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
+        return device.tensor_map(
+            address,
+            dtype=geometry.dtype,
+            shape=geometry.shape,
+            strides=geometry.strides,
+            box=(*geometry.box, 1, 1),
+            swizzle=geometry.swizzle,
+        )
+
+    packed = plan.pack(tensor_map, at, length or 0, at_workspace)
+    stages = tuple(
+        Stage(step.spec, kernel_of(step.spec)[0].on(device), step.geometry, params)
+        for step, params in zip(plan.steps, packed, strict=True)
+    )
+    return PreparedCache(problem, selection, arrays, stages, fills)
