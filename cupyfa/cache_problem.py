@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,7 @@ from cupyfa.checks import (
 from cupyfa.operand import TMA_ALIGNMENT, Operand
 from cupyfa.spec import DType
 
-__all__ = ["CacheProblem", "check_cache_addresses", "check_cache_overlap", "check_cache_workspace"]
+__all__ = ["CacheProblem", "check_cache_addresses", "check_cache_overlap", "check_cache_workspace", "with_outputs"]
 
 _CACHES = ("k_cache", "v_cache")
 
@@ -273,6 +275,17 @@ class CacheProblem:
         """Whether out is empty; keys may have to be appended all the same."""
         return 0 in self.out.shape
 
+    @property
+    def has_no_room(self) -> bool:
+        """Whether no sequence can have a key: there is nothing to launch."""
+        return self.batch == 0 or self.capacity == 0 or self.cache_rows == 0
+
+    @property
+    def fills_outputs(self) -> bool:
+        """Whether outputs are filled beforehand: without keys, and for rows of a packed q that belong to nobody."""
+        keyless = self.capacity == 0 or self.cache_rows == 0
+        return not self.has_no_output and (keyless or self.total_q is not None)
+
     @functools.cached_property
     def operands(self) -> CacheArrays[Operand]:
         """All operands, in the order of `CacheArrays`."""
@@ -291,6 +304,35 @@ class CacheProblem:
             of_caches.get(name, 1 if operand is None else operand.dtype.itemsize)
             for name, operand in self.operands._asdict().items()
         )
+
+
+def with_outputs(
+    empty: Callable[..., Any], arrays: CacheArrays[Any], problem: CacheProblem, want_lse: bool
+) -> CacheArrays[Any]:
+    """Return the arrays with the outputs that the user did not pass.
+
+    Parameters
+    ----------
+    empty : Callable
+        ``empty(shape, dtype)`` makes an array.
+    arrays : CacheArrays
+        As the user passed them.
+    problem : CacheProblem
+        Theirs.
+    want_lse : bool
+        Make ``lse`` if there is none.
+
+    Returns
+    -------
+    CacheArrays
+        With `out`.
+    """
+    out, lse = arrays.out, arrays.lse
+    if out is None:
+        out = empty((*arrays.q.shape[:-1], problem.head_dim_v), arrays.q.dtype)
+    if lse is None and want_lse:
+        lse = empty(problem.lse_shape, np.float32)
+    return arrays._replace(out=out, lse=lse)
 
 
 def check_cache_addresses(problem: CacheProblem, addresses: CacheArrays[int]) -> None:

@@ -16,6 +16,7 @@ from cupyfa.cache_problem import (
     check_cache_addresses,
     check_cache_overlap,
     check_cache_workspace,
+    with_outputs,
 )
 from cupyfa.cache_values import check_cache_values, check_length_of_all
 from cupyfa.decode_plan import DecodePlan, plan_decode
@@ -85,7 +86,7 @@ def _on_cpu(arrays: CacheArrays[Any], length: int | None, options: CacheOptions)
         array = getattr(arrays, name)
         if array is not None and not array.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
-    arrays = _with_outputs(np, arrays, problem, want_lse=True)
+    arrays = with_outputs(np.empty, arrays, problem, want_lse=True)
     check_cache_overlap(problem, arrays.map(lambda _, x: x.__array_interface__["data"][0]))
     # The sides of the window as the user gave them: those of the problem forget one that hides nothing, and with it
     # how positions turn.
@@ -98,16 +99,6 @@ def _on_cpu(arrays: CacheArrays[Any], length: int | None, options: CacheOptions)
         softcap=problem.softcap,
     )
     return arrays.out, arrays.lse
-
-
-def _with_outputs(xp: Any, arrays: CacheArrays[Any], problem: CacheProblem, want_lse: bool) -> CacheArrays[Any]:
-    """Return the arrays with the outputs that the user did not pass."""
-    out, lse = arrays.out, arrays.lse
-    if out is None:
-        out = xp.empty((*arrays.q.shape[:-1], problem.head_dim_v), arrays.q.dtype)
-    if lse is None and want_lse:
-        lse = xp.empty(problem.lse_shape, np.float32)
-    return arrays._replace(out=out, lse=lse)
 
 
 def prepare_cache(arrays: CacheArrays[Any], options: CacheOptions, want_lse: bool, config: Any) -> Prepared:
@@ -141,13 +132,13 @@ def _on_gpu(
     cupy, problem = sys.modules["cupy"], prepared.problem
     if length is not None:
         check_length_of_all(length, problem)
-    arrays = _with_outputs(cupy, arrays, problem, want_lse)
+    arrays = with_outputs(cupy.empty, arrays, problem, want_lse)
     addresses = CacheArrays(*[None if x is None else x.data.ptr for x in arrays])
     check_cache_addresses(problem, addresses)
     check_cache_overlap(problem, addresses)
     if debug.DEBUG:
         _check_values_on_gpu(arrays, length, problem)
-    if prepared.fills:
+    if problem.fills_outputs:
         fill_without_keys(arrays.out, arrays.lse, arrays.sink)
     if prepared.plan is not None:
         size = prepared.plan.workspace_bytes
@@ -175,15 +166,12 @@ class Prepared(NamedTuple):
         Its launches; None: there is nothing to launch.
     kernels : tuple of Kernel
         Of its steps.
-    fills : bool
-        Whether outputs are filled beforehand: with no room for keys, and for rows of a packed q that belong to nobody.
     """
 
     problem: CacheProblem
     selection: DecodeSelection
     plan: DecodePlan | None
     kernels: tuple[Kernel, ...]
-    fills: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -197,12 +185,10 @@ def _prepare(
     operands = CacheArrays(*geometries).map(lambda name, geometry: Operand(name, *geometry))
     problem = CacheProblem.of(operands, options, want_lse=want_lse, current_device=current_device)
     selection = select_decode(problem, Device.current(), config)
-    empty = problem.capacity == 0 or problem.cache_rows == 0
-    fills = not problem.has_no_output and (empty or problem.total_q is not None)
-    if empty or problem.batch == 0:
-        return Prepared(problem, selection, None, (), fills)
+    if problem.has_no_room:
+        return Prepared(problem, selection, None, ())
     plan = plan_decode(problem, selection, lambda spec: load(spec, current_device).traits)
-    return Prepared(problem, selection, plan, tuple(load(step.spec, current_device) for step in plan.steps), fills)
+    return Prepared(problem, selection, plan, tuple(load(step.spec, current_device) for step in plan.steps))
 
 
 def _check_values_on_gpu(arrays: CacheArrays[Any], length: int | None, problem: CacheProblem) -> None:

@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from cupyfa._decode import AppendPacking, CacheGeometry, CombinePacking, DecodePacking
 from cupyfa._launch import LaunchGeometry, TensorMapGeometry
 from cupyfa.cache_options import CacheArrays
@@ -15,6 +13,7 @@ from cupyfa.cache_problem import CacheProblem
 from cupyfa.decode_select import DecodeSelection
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
+from cupyfa.scales import Scales
 from cupyfa.spec import AppendSpec, CombineSpec, Spec
 
 __all__ = ["DecodePlan", "Step", "decode_specs", "plan_decode"]
@@ -23,7 +22,6 @@ _Strides = tuple[int, int, int, int]
 _BLOCK = 64
 _COLUMNS = 64  # of a box: 128 bytes
 _MOST_CTAS = 2**31 - 1
-_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _UNBOUNDED = 2**31 - 1  # side of a window: beyond every key
 
 
@@ -241,16 +239,15 @@ def _decode_packing(
     box_rows: int,
     of_rows: dict[str, object],
 ) -> DecodePacking:
-    log2_e = math.log2(math.e)
-    scale = abs(problem.softmax_scale) if problem.softcap is None else 2 * problem.softcap
+    scales = Scales.of(problem.softmax_scale, problem.softcap)
     slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
     return DecodePacking(
         cache=cache,
         q_strides=_strides(problem.q),
         alibi_stride_batch=slope_batch // 4,
         alibi_stride_head=slope_head // 4,
-        scale_log2=max(scale * log2_e, _SMALLEST_SCALE),  # as in plan.py
-        softcap_slope=0.0 if problem.softcap is None else 2 * log2_e * abs(problem.softmax_scale) / problem.softcap,
+        scale_log2=scales.scale_log2,
+        softcap_slope=scales.softcap_slope,
         softcap=problem.softcap or 0.0,
         negate_scores=problem.softmax_scale < 0,
         q_vectors=_in_vectors(problem.q),

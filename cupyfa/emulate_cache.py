@@ -9,7 +9,7 @@ import numpy as np
 
 from cupyfa._launch import LaunchGeometry, TensorMapGeometry
 from cupyfa.cache_options import CacheArrays, CacheOptions
-from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap
+from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap, with_outputs
 from cupyfa.cache_values import check_length_of_all
 from cupyfa.decode_plan import plan_decode
 from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
@@ -67,13 +67,11 @@ class Stage:
     geometry: LaunchGeometry
     params: bytes
 
-    def launch(self, kernel: EmulatedKernel | None = None, **options: Any) -> Run:
-        """Run it, or another kernel in its place: a mutant.
+    def launch(self, **options: Any) -> Run:
+        """Run it.
 
         Parameters
         ----------
-        kernel : EmulatedKernel, optional
-            The other one.
         **options
             As for :meth:`PreparedCache.launch`.
 
@@ -82,7 +80,7 @@ class Stage:
         Run
             What was found.
         """
-        run = (kernel or self.kernel).launch(
+        run = self.kernel.launch(
             grid=self.geometry.grid,
             block=self.geometry.threads,
             cluster=self.geometry.cluster_size,
@@ -90,7 +88,7 @@ class Stage:
             params=self.params,
             **{"strict_warpgroup": True, **options},
         )
-        if kernel is None and options.get("checks", True):
+        if options.get("checks", True):
             _ran.add(self.spec)
             if run.verdict != "clean":
                 _found.add(self.spec)
@@ -109,23 +107,18 @@ class PreparedCache:
         With the outputs.
     stages : tuple of Stage
         In their order: what appends, what computes, what merges.
-    fills : bool
-        Whether outputs are filled beforehand.
     """
 
     problem: CacheProblem
     selection: DecodeSelection
     arrays: CacheArrays[Any]
     stages: tuple[Stage, ...]
-    fills: bool
 
-    def launch(self, kernels: dict[str, EmulatedKernel] | None = None, **options: Any) -> Run:
+    def launch(self, **options: Any) -> Run:
         """Run all stages, until one is not clean.
 
         Parameters
         ----------
-        kernels : dict, optional
-            Other kernels, mutants, by the name of the entry file that they stand for.
         **options
             As for :meth:`cupyfa.emulator.EmulatedKernel.launch`.
 
@@ -134,12 +127,12 @@ class PreparedCache:
         Run
             Of the last one that ran.
         """
-        if self.fills:
+        if self.problem.fills_outputs:
             fill_without_keys(self.arrays.out, self.arrays.lse, self.arrays.sink)
         policy, seed = options.get("policy", "eager"), options.get("seed", 0)
         run = Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
         for stage in self.stages:
-            run = stage.launch((kernels or {}).get(stage.spec.entry), **options)
+            run = stage.launch(**options)
             if run.verdict != "clean":
                 return run
         return run
@@ -185,21 +178,14 @@ def prepare(
     if length is not None:
         check_length_of_all(length, problem)
     selection = select_decode(problem, ARCHITECTURES[arch], decode_config(config))
-    out, lse = arrays.out, arrays.lse
-    if out is None:
-        out = np.empty((*arrays.q.shape[:-1], problem.head_dim_v), arrays.q.dtype)
-    if lse is None and want_lse:
-        lse = np.empty(problem.lse_shape, np.float32)
-    arrays = arrays._replace(out=out, lse=lse)
+    arrays = with_outputs(np.empty, arrays, problem, want_lse)
     written = {"out", "lse"} | ({"k_cache", "v_cache"} if problem.seqlen_new else set())
     for name, x in arrays.given().items():
         if name in written and not x.flags.writeable:
             raise ValueError(f"attention: {name} is read-only; it must be writable")
     check_cache_overlap(problem, arrays.map(lambda _, x: x.__array_interface__["data"][0]))
-    empty = problem.capacity == 0 or problem.cache_rows == 0
-    fills = not problem.has_no_output and (empty or problem.total_q is not None)
-    if empty or problem.batch == 0:
-        return PreparedCache(problem, selection, arrays, (), fills)
+    if problem.has_no_room:
+        return PreparedCache(problem, selection, arrays, ())
     device = EmulatedDevice(arch, ARCHITECTURES[arch].multiprocessors)
     at = arrays.map(lambda name, x: device.register(x, name=name, writable=name in written) if x.size else 0)
     check_cache_addresses(problem, at)
@@ -222,4 +208,4 @@ def prepare(
         Stage(step.spec, kernel_of(step.spec)[0].on(device), step.geometry, params)
         for step, params in zip(plan.steps, packed, strict=True)
     )
-    return PreparedCache(problem, selection, arrays, stages, fills)
+    return PreparedCache(problem, selection, arrays, stages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,13 @@ from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
 from cupyfa.packing import packed_tiles
 from cupyfa.problem import Problem
+from cupyfa.scales import Scales
 from cupyfa.schedule import heads_per_section
 from cupyfa.select import Device
 
 __all__ = ["fill_without_keys", "plan_forward"]
 
 _MAX_TILES = 2**31 - 1
-_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 def plan_forward(
@@ -61,10 +60,7 @@ def plan_forward(
     batch, head, row = (0, 0, 0) if problem.lse is None else problem.lse.strides
     slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
     diagonal = 0 if problem.packed else problem.seqlen_k - problem.seqlen_q
-    log2_e = math.log2(math.e)
-    # The sign is in the spec. A scale of 0 becomes the smallest number: scores still vanish against it, but a masked
-    # score stays -inf, where -inf * 0 would be NaN. Capped scores are from -1 to 0.
-    scale = abs(problem.softmax_scale) if problem.softcap is None else 2 * problem.softcap
+    scales = Scales.of(problem.softmax_scale, problem.softcap)
     bias_strides = (0, 0, 0, 0) if problem.bias is None else problem.bias.strides
     bias_rows, bias_keys = (0, 0) if problem.bias is None else problem.bias.shape[2:]
     bias_bytes = 1 if problem.bias is None else problem.bias.dtype.itemsize
@@ -89,9 +85,7 @@ def plan_forward(
         bias_strides=tuple(stride // bias_bytes for stride in bias_strides),
         bias_rows=bias_rows,
         bias_keys=bias_keys,
-        scale=max(scale, _SMALLEST_SCALE),
-        scale_log2=max(scale * log2_e, _SMALLEST_SCALE),
-        softcap_slope=0.0 if problem.softcap is None else 2 * log2_e * abs(problem.softmax_scale) / problem.softcap,
+        **scales._asdict(),
         softcap=problem.softcap or 0.0,
         last_diagonal=0 if problem.right is None else diagonal + problem.right,
         first_diagonal=0 if problem.left is None else diagonal - problem.left,

@@ -284,7 +284,31 @@ class DecodeSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class AppendSpec:
+class _OfDType:
+    """A kernel of which nothing but the type is chosen."""
+
+    dtype: DType
+
+    arch: ClassVar[str] = "sm_90a"
+    kernel: ClassVar[str]
+    what: ClassVar[str]
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::{self.kernel}<{_render(self.dtype)}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::{self.what}_traits<{_render(self.dtype)}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        return f"{self.what} {self.arch} {self.dtype.value}"
+
+
+class AppendSpec(_OfDType):
     """Compile key of the kernel that writes new keys and values into caches.
 
     Attributes
@@ -298,28 +322,12 @@ class AppendSpec:
     'cupyfa::append_kv<cupyfa::DType::float16>'
     """
 
-    dtype: DType
-
     entry: ClassVar[str] = "append.cu"
-    arch: ClassVar[str] = "sm_90a"
-
-    @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::append_kv<{_render(self.dtype)}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::append_traits<{_render(self.dtype)}>"
-
-    def __str__(self) -> str:
-        """Return the spec on one short line."""
-        return f"append {self.arch} {self.dtype.value}"
+    kernel: ClassVar[str] = "append_kv"
+    what: ClassVar[str] = "append"
 
 
-@dataclasses.dataclass(frozen=True)
-class CombineSpec:
+class CombineSpec(_OfDType):
     """Compile key of the kernel that merges the partial results of splits.
 
     Attributes
@@ -333,24 +341,9 @@ class CombineSpec:
     'cupyfa::combine<cupyfa::DType::float16>'
     """
 
-    dtype: DType
-
     entry: ClassVar[str] = "combine.cu"
-    arch: ClassVar[str] = "sm_90a"
-
-    @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::combine<{_render(self.dtype)}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::combine_traits<{_render(self.dtype)}>"
-
-    def __str__(self) -> str:
-        """Return the spec on one short line."""
-        return f"combine {self.arch} {self.dtype.value}"
+    kernel: ClassVar[str] = "combine"
+    what: ClassVar[str] = "combine"
 
 
 #: The compile key of any kernel.
