@@ -46,7 +46,20 @@ struct Rotary {
 /// Attention of few queries over caches. Tensor maps have the dimensions (head_dim, page_size, heads, pages).
 struct DecodeParams {
   TensorMap k, v;
+  // What a CTA needs before it can copy: side by side, as parameters come from memory too, a line at a time.
   CachePlaces places;
+  Divisor heads_kv;
+  Divisor group;  ///< query heads that share one key/value head
+  Divisor tiles_m;  ///< of the rows of a key/value head: `group` for each query
+  Divisor splits;  ///< of the keys of a sequence
+  int blocks_per_split;  ///< 0: each split has the same part of them
+  int box_rows;  ///< rows of a copy; a divisor of page_size, or the tile's
+  int seqlen_q;  ///< of each sequence; packed: of the longest one
+  int total_q;  ///< rows of the packed q
+  int left, right;  ///< of the window, of which a causal mask is the right side
+  const int* cu_seqlens_q;  ///< where the queries of a sequence begin in the packed q; null: q is not packed
+  long long cu_seqlens_stride;
+  // What its roles need later.
   Rotary rotary;            ///< of the queries; K is rotated where it is appended
   const void* q;
   void* out;
@@ -54,26 +67,16 @@ struct DecodeParams {
   float*
       partial_out;  ///< (parts, batch, heads_q, seqlen_q, head_dim_v), a part for each key group of each split; null: clusters merge
   float* partial_lse;  ///< (parts, batch, heads_q, seqlen_q)
-  const int* cu_seqlens_q;  ///< where the queries of a sequence begin in the packed q; null: q is not packed
   const float* sink;  ///< a logit for each query head, or null
   const float* alibi_slopes;
   Strides q_strides, out_strides, lse_strides;
-  long long cu_seqlens_stride, sink_stride, alibi_stride_batch, alibi_stride_head;
+  long long sink_stride, alibi_stride_batch, alibi_stride_head;
   float scale_log2, softcap_slope, softcap;  ///< as in FwdParams
   int negate_scores;  ///< softmax_scale is negative
   int q_vectors;  ///< sixteen bytes of q can be loaded at a time, if it begins at a multiple of them
   int head_dim, head_dim_v;
-  int seqlen_q;  ///< of each sequence; packed: of the longest one
-  int total_q;  ///< rows of the packed q
-  int left, right;  ///< of the window, of which a causal mask is the right side
   int rotate_by_row;  ///< 1: query i is at the position of its own key; 0: all are at that of the first
   int batch, heads_q;
-  Divisor heads_kv;
-  Divisor group;  ///< query heads that share one key/value head
-  Divisor tiles_m;  ///< of the rows of a key/value head: `group` for each query
-  Divisor splits;  ///< of the keys of a sequence
-  int blocks_per_split;  ///< 0: each split has the same part of them
-  int box_rows;  ///< rows of a copy; a divisor of page_size, or the tile's
 };
 
 /// Writes new keys and values into caches.

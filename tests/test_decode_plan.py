@@ -39,16 +39,22 @@ ROTARY = {
     **dict.fromkeys(("dim", "positions"), "i"),
     "interleaved": "i4x",
 }
-DECODE = {
-    **dict.fromkeys(("q", "out", "lse", "partial_out", "partial_lse", "cu_seqlens_q", "sink", "alibi_slopes"), "Q"),
-    **dict.fromkeys(("q_strides", "out_strides", "lse_strides"), "4q"),
-    **dict.fromkeys(("cu_seqlens_stride", "sink_stride", "alibi_stride_batch", "alibi_stride_head"), "q"),
-    **dict.fromkeys(("scale_log2", "softcap_slope", "softcap"), "f"),
-    **dict.fromkeys(("negate_scores", "q_vectors", "head_dim", "head_dim_v", "seqlen_q", "total_q"), "i"),
-    **dict.fromkeys(("left", "right", "rotate_by_row", "batch", "heads_q"), "i"),
+SHARE = {
     **dict.fromkeys(("heads_kv", "group", "tiles_m", "splits"), "3I"),
-    **dict.fromkeys(("blocks_per_split", "box_rows"), "i"),
+    **dict.fromkeys(("blocks_per_split", "box_rows", "seqlen_q", "total_q", "left", "right"), "i"),
+    "cu_seqlens_q": "Q",
+    "cu_seqlens_stride": "q",
 }
+DECODE = {
+    **dict.fromkeys(("q", "out", "lse", "partial_out", "partial_lse", "sink", "alibi_slopes"), "Q"),
+    **dict.fromkeys(("q_strides", "out_strides", "lse_strides"), "4q"),
+    **dict.fromkeys(("sink_stride", "alibi_stride_batch", "alibi_stride_head"), "q"),
+    **dict.fromkeys(("scale_log2", "softcap_slope", "softcap"), "f"),
+    **dict.fromkeys(("negate_scores", "q_vectors", "head_dim", "head_dim_v"), "i"),
+    **dict.fromkeys(("rotate_by_row", "batch", "heads_q"), "i"),
+}
+#: What DecodePacking takes, beside places and angles; addresses in its order.
+SHARED = {**dict.fromkeys(("q", "out", "lse", "partial_out", "partial_lse", "cu_seqlens_q"), "Q"), **DECODE, **SHARE}
 APPEND = {
     **dict.fromkeys(("k", "v", "k_cache", "v_cache"), "Q"),
     **dict.fromkeys(("k_strides", "v_strides", "k_cache_strides", "v_cache_strides"), "4q"),
@@ -100,15 +106,17 @@ def test_a_multiplication_divides(number: int) -> None:
 
 def fields_of(packed: bytes) -> Values:
     """The fields of any of the three structs, those of its members beside them; maps are bytes."""
-    size, places = len(packed), struct.calcsize(format_of(PLACES))
+    size = len(packed)
     if size == PARAMETER_SIZES["CombineParams"]:
         return unpack(COMBINE, packed)
     decode = size == PARAMETER_SIZES["DecodeParams"]
-    begin = 256 if decode else 0
-    own = begin + places + struct.calcsize(format_of(ROTARY))
-    maps = {"map_k": packed[:128], "map_v": packed[128:256]} if decode else {}
-    rest = unpack(DECODE if decode else APPEND, packed, own)
-    return maps | unpack(PLACES, packed, begin) | unpack(ROTARY, packed, begin + places) | rest
+    layouts = (PLACES, SHARE, ROTARY, DECODE) if decode else (PLACES, ROTARY, APPEND)
+    fields: Values = {"map_k": packed[:128], "map_v": packed[128:256]} if decode else {}
+    at = 128 * len(fields)
+    for layout in layouts:
+        fields |= unpack(layout, packed, at)
+        at += struct.calcsize(format_of(layout))
+    return fields
 
 
 def example(layout: dict[str, str], first: int) -> Values:
@@ -145,8 +153,8 @@ def pack_examples() -> dict[str, tuple[bytes, Values]]:
     """Each struct with other values in all fields."""
     places = tuple((OF_PLACES | OF_ROTARY)[name] for name in ADDRESSES)
     k, v = bytes(range(128)), bytes(range(128, 256))
-    decode, append, combine = example(DECODE, 300), example(APPEND, 400), example(COMBINE, 500)
-    at, rest = split(DECODE, decode)
+    decode, append, combine = example(SHARED, 300), example(APPEND, 400), example(COMBINE, 500)
+    at, rest = split(SHARED, decode)
     decoding = DecodePacking(cache=geometry(), **rest).pack(k, v, places, at)
     at, rest = split(APPEND, append)
     appending = AppendPacking(cache=geometry(), **rest).pack(places, at)
@@ -192,16 +200,17 @@ def text_of(layout: dict[str, str], values: Values) -> str:
 def test_structs_are_what_the_device_compiler_lays_out(name: str) -> None:
     packed, values = pack_examples()[name]
     own = text_of({"DecodeParams": DECODE, "AppendParams": APPEND, "CombineParams": COMBINE}[name], values)
+    share = text_of(SHARE, values) + ", " if name == "DecodeParams" else ""
     maps = {n: ", ".join(map(str, struct.unpack("<16Q", values[f"map_{n}"]))) for n in "kv" if f"map_{n}" in values}
     text = "".join(f".{n} = {{{{{words}}}}}, " for n, words in maps.items())
     if name != "CombineParams":
-        text += f".places = {{{text_of(PLACES, values)}}}, .rotary = {{{text_of(ROTARY, values)}}}, "
+        text += f".places = {{{text_of(PLACES, values)}}}, {share}.rotary = {{{text_of(ROTARY, values)}}}, "
     header = read("params.h") + read("decode_params.h").replace('#include "params.h"', "")
     source = f"{header}\n__constant__ cupyfa::{name} example = {{{text}{own}}};"
     data = initialiser(compile_ptx(source, "-std=c++20", "-arch=compute_90"), "example")
     theirs = fields_of(data.ljust(len(packed), b"\0"))
     assert len(data) == len(packed)
-    pointers = {n for layout in (PLACES, ROTARY, DECODE, APPEND, COMBINE) for n, kind in layout.items() if kind == "Q"}
+    pointers = {n for layout in (PLACES, ROTARY, SHARED, APPEND, COMBINE) for n, kind in layout.items() if kind == "Q"}
     assert theirs == {n: 0 if n in pointers else x for n, x in values.items()}
 
 
@@ -213,7 +222,7 @@ def test_a_value_that_does_not_fit_is_refused(name: str, value: int) -> None:
 
 
 def test_what_cannot_be_packed() -> None:
-    at, rest = split(DECODE, example(DECODE, 300))
+    at, rest = split(SHARED, example(SHARED, 300))
     packing = DecodePacking(cache=geometry(), **rest)
     with pytest.raises(ValueError, match=r"^a tensor map has 128 bytes, got 128 and 3$"):
         packing.pack(bytes(128), b"abc", (0,) * 6, at)

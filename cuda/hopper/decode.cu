@@ -42,23 +42,28 @@ __global__ void __launch_bounds__(S.threads(), S.residents) decode_attention(con
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& storage = *reinterpret_cast<decode::Storage<S>*>(shared_memory);
 
+  const int warp = threadIdx.x / 32, producer = warp - S.consumer_threads() / 32;
+  if (threadIdx.x == S.consumer_threads()) {
+    ptx::prefetch_tensormap(p.k);
+    ptx::prefetch_tensormap(p.v);
+  }
+  const auto place = decode::Place::of_cta(p);
+  const CachedSequence keys(p.places, place.sequence);  // loads that are under way while the barriers are initialised
   if (threadIdx.x == 0) {
     if (shared_address(&storage) % swizzle_atom_bytes != 0) __trap();  // the swizzle works on absolute addresses
     initialise(storage.k_barriers, 4 * S.row_groups());  // each consumer warp answers for itself
     initialise(storage.v_barriers, 4 * S.row_groups());
     ptx::fence_mbarrier_init();
-    ptx::prefetch_tensormap(p.k);
-    ptx::prefetch_tensormap(p.v);
   }
   ptx::griddepcontrol_launch_dependents();  // the merge of the splits may set itself up
-  const auto share = decode::Share<S>::of_cta(p);  // under the initialisation
+  const decode::Share<S> share(p, place, keys);
   __syncthreads();  // proves that the barriers are initialised
 
-  const int warp = threadIdx.x / 32, producer = warp - S.consumer_threads() / 32;
-  if (producer >= 0) {
-    decode::produce<S>(p, storage, share, producer == 1);
-  } else {
+  // In this order ptxas lets the producers go on with the next instructions, which have to come from memory as well.
+  if (producer < 0) {
     decode::Consumer<S>(p, storage, share).run();
+  } else {
+    decode::produce<S>(p, storage, share, producer == 1);
   }
   if (p.partial_out != nullptr) return;  // combine.cu has the rest
   __syncwarp();

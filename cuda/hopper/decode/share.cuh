@@ -13,14 +13,28 @@ struct Row {
   int query, head;
 };
 
-/// A CTA's share. The CTAs of a cluster have neighbouring splits of one tile. All roles need it, so that it is computed once,
-/// before they part.
+/// Which split of which tile a CTA has. The CTAs of a cluster have neighbouring splits of one tile.
+struct Place {
+  int split, tile_m, head_kv, sequence;
+
+  __device__ static Place of_cta(const DecodeParams& p) {
+    const u32 tile = blockIdx.x / p.splits, head = tile / p.tiles_m, sequence = head / p.heads_kv;
+    return {int(blockIdx.x - tile * p.splits.divisor), int(tile - head * p.tiles_m.divisor),
+            int(head - sequence * p.heads_kv.divisor), int(sequence)};
+  }
+};
+
+/// A CTA's share. All roles need it, so that it is computed once, before they part.
 template <DecodeSpec S>
 class Share {
  public:
-  __device__ static Share of_cta(const DecodeParams& p) {
-    const u32 tile = blockIdx.x / p.splits, head = tile / p.tiles_m;
-    return Share(p, blockIdx.x, tile, head, head / p.heads_kv);
+  /// `keys`: of the sequence.
+  __device__ Share(const DecodeParams& p, const Place& place, const CachedSequence& keys)
+      : split(place.split), head_kv(place.head_kv), sequence(place.sequence), keys(keys), seqlen_k(keys.seqlen_k()),
+        queries(QueryRows::of(p.cu_seqlens_q, p.cu_seqlens_stride, p.seqlen_q, p.total_q, sequence)),
+        first_row(place.tile_m * S.tile_m), rows(min(S.tile_m, queries.count * int(p.group.divisor) - first_row)),
+        p_(p) {
+    blocks = rows > 0 ? blocks_of(row(first_row).query, row(first_row + rows - 1).query) : BlockRange{};
   }
 
   __device__ Row row(int number) const {
@@ -46,15 +60,6 @@ class Share {
       blocks;    ///< of the split: begin <= j < end. All rows of the tile see all keys of the blocks low <= j < full
 
  private:
-  __device__ Share(const DecodeParams& p, u32 number, u32 of_tiles, u32 of_heads, u32 of_sequences)
-      : split(number - of_tiles * p.splits.divisor), head_kv(of_heads - of_sequences * p.heads_kv.divisor),
-        sequence(of_sequences), keys(p.places, sequence), seqlen_k(keys.seqlen_k()),
-        queries(QueryRows::of(p.cu_seqlens_q, p.cu_seqlens_stride, p.seqlen_q, p.total_q, sequence)),
-        first_row((of_tiles - of_heads * p.tiles_m.divisor) * S.tile_m),
-        rows(min(S.tile_m, queries.count * int(p.group.divisor) - first_row)), p_(p) {
-    blocks = rows > 0 ? blocks_of(row(first_row).query, row(first_row + rows - 1).query) : BlockRange{};
-  }
-
   /// Of the split, for these queries.
   __device__ BlockRange blocks_of(int first, int last) const {
     const int begin = first_key(first) / S.tile_n;
