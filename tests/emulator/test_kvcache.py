@@ -349,7 +349,6 @@ RACES: dict[str, Fault] = {
         "return address;",
         dataclasses.replace(PAIR, head_dim=128),
     ),
-    "columns of a row are added before all have written them": (COMBINE, r"  __syncthreads\(\);.*", "", THREE),
 }
 #: Faults that begin a kernel too early. Nothing but `read_too_early` shows them.
 EARLY: dict[str, Fault] = {
@@ -492,24 +491,20 @@ WRONG: dict[str, Fault] = {
         PAIRED,
     ),
     "columns behind the rotary ones turn": (ROTARY, r"  if \(column >= rotary\.dim\) return x;\n", "", TURNING),
-    "the merge has 32 splits": (
+    "the merge has 16 splits": (COMBINE, r"base < p\.parts;", "base < 1;", MANY),
+    "the merge repeats the weights of 32 splits": (
         COMBINE,
-        r"for \(int part = warp_lanes \+ warp; part < p\.parts;",
-        "for (int part = warp_lanes + warp; part < 32;",
+        r"weight = base == 0 \? first_weight : weigh\(lse\(base \+ lane\)\);",
+        "weight = first_weight;",
         MANY,
     ),
+    "the merge adds up the weights of 32 splits": (COMBINE, r"sum \+= weigh\(lse\(part\)\);", "{}", MANY),
     "the merge has no sink": (COMBINE, r"warp_sum\(sum\) \+ weigh\(sink\)", "warp_sum(sum)", SUNK),
     "the merge has columns up to 128": (
         COMBINE,
-        r"base == 0 \? first\[i\] : load",
-        "true ? first[i] : load",
+        r"begin < columns; begin \+= 4 \* warp_lanes",
+        "begin < 1; ++begin",
         WIDE_MERGE,
-    ),
-    "the merge has one warp": (
-        COMBINE,
-        r"for \(int i = 0; i < combine_warps; \+\+i\) \{\n\s*pair",
-        "for (int i = 0; i < 1; ++i) {\n pair",
-        THREE,
     ),
     "packed rows are merged to the first sequence": (
         COMBINE,
