@@ -71,7 +71,7 @@ struct DecodeSpec {
   int head_dim;    ///< of Q and K, padded to a multiple of 32; TMA fills the rest with zeros
   int head_dim_v;  ///< of V and O, likewise
   int tile_m;      ///< rows of a CTA: 64 for each warpgroup of a key group
-  int tile_n;      ///< keys of one step
+  int tile_n;      ///< keys of one step; splits are cut at multiples of it
   int stages;      ///< of the K ring and of the V ring
   int key_groups;  ///< of consumer warpgroups, which take the blocks in turn
   int residents;   ///< CTAs of a multiprocessor
@@ -79,8 +79,15 @@ struct DecodeSpec {
   bool alibi;      ///< scores fall with the distance between query and key
 
   constexpr int row_groups() const { return tile_m / warpgroup_rows; }
+  /// The softmax of a block runs under the products of its neighbours, where registers hold two blocks.
+  constexpr bool overlaps() const { return head_dim_v <= 128; }
+  /// Consumers of blocks of 128 keys need more registers than they begin with: the producers' warpgroup leaves them some.
+  constexpr bool moves_registers() const { return tile_n == 128; }
+  constexpr int producer_registers() const { return moves_registers() ? 40 : 0; }
+  constexpr int consumer_registers() const { return moves_registers() ? 232 : 0; }
   constexpr int consumer_threads() const { return warpgroup_threads * row_groups() * key_groups; }
-  constexpr int threads() const { return consumer_threads() + 64; }  // a warp produces K, another one V
+  /// A warp produces K, another one V; two more make a warpgroup of them.
+  constexpr int threads() const { return consumer_threads() + (moves_registers() ? warpgroup_threads : 64); }
 
   /// What the parts that this kernel shares with the forward kernel have to know. Keys begin and end anywhere.
   constexpr FwdSpec tile() const {

@@ -14,8 +14,10 @@ from cupyfa.spec import DecodeSpec
 
 __all__ = ["DecodeSelection", "decode_config", "select_decode"]
 
-_BLOCK = 64  # keys of a step
+_BLOCK = 64  # keys: splits are cut at multiples of it
 _PANEL_BYTES = 64 * 128  # 64 rows of 64 columns
+_LARGE_BLOCK = 128  # keys of a step, for two warpgroups of rows: their products are what takes long
+_LARGE_WIDEST = 128  # head_dim and head_dim_v with which registers and shared memory hold such blocks
 _SHARED_BYTES = 228 * 1024  # of a multiprocessor; each CTA takes 1 KiB more than it has
 _WIDEST = 192  # head_dim_v of two warpgroups of a multiprocessor: beyond, O does not fit into their registers
 _MOST_STAGES = 8
@@ -120,8 +122,11 @@ def select_decode(problem: CacheProblem, device: Device, config: tuple[tuple[str
     fits = _padded(problem.head_dim_v) <= _WIDEST
     tile_m = overrides.get("tile_m", 128 if rows > 64 and fits else 64)
     tiles = problem.batch * problem.heads_kv * -(-rows // tile_m)
-    blocks = -(-problem.capacity // _BLOCK)
     fixed = problem.split_size is not None or problem.num_splits is not None
+    # Not where the caller cuts the keys, as with the groups below: the steps of a sum would depend on the longest q.
+    large = tile_m == 2 * _BLOCK and not fixed and max(problem.head_dim, problem.head_dim_v) <= _LARGE_WIDEST
+    tile_n = _LARGE_BLOCK if large else _BLOCK
+    blocks = -(-problem.capacity // tile_n)
     if problem.split_size is not None:
         per_split = problem.split_size // _BLOCK
         splits, reason = max(1, -(-blocks // per_split)), f"split_size {problem.split_size}"
@@ -129,19 +134,19 @@ def select_decode(problem: CacheProblem, device: Device, config: tuple[tuple[str
         per_split, splits, reason = 0, problem.num_splits, f"num_splits {problem.num_splits}"
     else:
         per_split, splits = 0, _choose_splits(tiles, blocks, device.multiprocessors)
-        reason = f"{tiles} tiles on {device.multiprocessors} multiprocessors, at most {blocks} blocks of {_BLOCK} keys"
+        reason = f"{tiles} tiles on {device.multiprocessors} multiprocessors, at most {blocks} blocks of {tile_n} keys"
     # Two CTAs of a multiprocessor, which begin and end at different times, or two warpgroups of one. Not where the
     # caller cuts the keys: with tile_m, the number of groups would depend on the longest q of the batch.
     twice = fits and tile_m == 64
-    residents = overrides.get("residents", 2 if twice and _stages(problem, tile_m, 2) >= 2 else 1)
+    residents = overrides.get("residents", 2 if twice and _stages(problem, tile_m, tile_n, 2) >= 2 else 1)
     key_groups = overrides.get("key_groups", 2 if twice and residents == 1 and not fixed else 1)
     spec = DecodeSpec(
         dtype=problem.dtype,
         head_dim=_padded(problem.head_dim),
         head_dim_v=_padded(problem.head_dim_v),
         tile_m=tile_m,
-        tile_n=_BLOCK,
-        stages=overrides.get("stages", _stages(problem, tile_m, residents) // key_groups * key_groups),
+        tile_n=tile_n,
+        stages=overrides.get("stages", _stages(problem, tile_m, tile_n, residents) // key_groups * key_groups),
         key_groups=key_groups,
         residents=residents,
         softcap=problem.softcap is not None,
@@ -161,8 +166,8 @@ def _padded(head_dim: int) -> int:
     return -(-head_dim // 32) * 32
 
 
-def _stages(problem: CacheProblem, tile_m: int, residents: int) -> int:
+def _stages(problem: CacheProblem, tile_m: int, tile_n: int, residents: int) -> int:
     """Return how many slots of K and V shared memory has room for, beside Q and 1 KiB of barriers."""
     panels = [-(-head_dim // 64) for head_dim in (problem.head_dim, problem.head_dim_v)]
     room = _SHARED_BYTES // residents - 2 * 1024 - panels[0] * _PANEL_BYTES * tile_m // 64
-    return min(_MOST_STAGES, room // (sum(panels) * _PANEL_BYTES))
+    return min(_MOST_STAGES, room // (sum(panels) * _PANEL_BYTES * tile_n // _BLOCK))

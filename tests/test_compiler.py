@@ -286,20 +286,24 @@ DECODE = [
         (DType.FLOAT16, (64, 64), "many", True, False),
         (DType.BFLOAT16, (32, 32), "few", False, True),
         (DType.FLOAT16, (160, 160), "few", False, False),
+        (DType.FLOAT16, (64, 64), "rows", True, False),
     )
 ]
 
 
 def test_options_of_caches_are_compiled_in_pairs() -> None:
-    fields = ("dtype", "tile_m", "key_groups", "residents", "softcap", "alibi")
+    fields = ("dtype", "tile_m", "tile_n", "key_groups", "residents", "softcap", "alibi")
     values = {name: sorted({getattr(spec, name) for spec in DECODE}, key=str) for name in fields}
     assert all(len(those) == 2 for those in values.values())
     assert {spec.head_dim for spec in DECODE} == {*range(32, 257, 32)}
-    warpgroups = {("tile_m", 128), ("key_groups", 2), ("residents", 2)}  # no two of these together
+    # No two of the first three together, and large blocks only with two warpgroups of rows.
+    warpgroups = {("tile_m", 128), ("key_groups", 2), ("residents", 2)}
+    never = [*map(set, itertools.combinations(warpgroups, 2))]
+    never += [{("tile_n", 128), other} for other in (("tile_m", 64), ("key_groups", 2), ("residents", 2))]
     for one, other in itertools.combinations(fields, 2):
         seen = {(getattr(spec, one), getattr(spec, other)) for spec in DECODE}
         for pair in itertools.product(values[one], values[other]):
-            if not {(one, pair[0]), (other, pair[1])} <= warpgroups:
+            if {(one, pair[0]), (other, pair[1])} not in never:
                 assert pair in seen, (one, other, pair)
 
 
@@ -311,12 +315,19 @@ def test_decode_compiles_clean(spec: DecodeSpec) -> None:
     assert report.stack_bytes <= 16  # the loop over columns of Q that are no vectors indexes four words
     assert re.findall(r"C7\d\d\d", report.text) == []
     threads = traits["threads"]
-    assert threads == 64 + spec.tile_m * 2 * spec.key_groups
+    moves = spec.tile_n == 128
+    assert threads == (128 if moves else 64) + spec.tile_m * 2 * spec.key_groups
     assert spec.residents * threads * report.registers <= REGISTERS
     assert 0 < traits["shared_bytes"] <= SHARED_BYTES
     assert spec.residents * (traits["shared_bytes"] + 1024) <= 228 * 1024
-    assert (traits["tile_m"], traits["tile_n"], traits["cluster_size"], traits["box_cols"]) == (spec.tile_m, 64, 1, 64)
-    assert "setmaxnreg" not in kernel.ptx
+    assert (traits["tile_m"], traits["tile_n"]) == (spec.tile_m, spec.tile_n)
+    assert (traits["cluster_size"], traits["box_cols"]) == (1, 64)
+    moved = (traits["producer_registers"], traits["consumer_registers"])
+    assert moved == ((40, 232) if moves else (0, 0))
+    assert 128 * moved[0] + spec.tile_m * 2 * moved[1] <= REGISTERS
+    assert re.findall(r"setmaxnreg\.(...)\.sync\.aligned\.u32 (\d+);", kernel.ptx) == (
+        [("inc", "232"), ("dec", "40")] if moves else []
+    )
     assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
 
 

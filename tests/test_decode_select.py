@@ -110,12 +110,25 @@ def test_splits_of_random_sizes() -> None:
 def test_rows_of_a_group_share_a_tile() -> None:
     assert tile(select(heads_q=64, heads_kv=8, seqlen_q=8)) == (64, 3, 1, 2)
     assert tile(select(heads_q=65, heads_kv=1))[0] == 128
-    assert tile(select(heads_q=8, heads_kv=8, seqlen_q=65)) == (128, 6, 1, 1)
+    assert tile(select(heads_q=8, heads_kv=8, seqlen_q=65)) == (128, 3, 1, 1)
     assert tile(select(heads_q=8, heads_kv=8, seqlen_q=65, head_dim=256))[0] == 64  # O of two warpgroups does not fit
     assert tile(select(heads_q=8, heads_kv=8, seqlen_q=65, head_dim=256, head_dim_v=192))[0] == 128
     tiles = select(1, 4096, heads_q=16, heads_kv=2, seqlen_q=40)  # 320 rows in tiles of 128
     assert tiles.reason.startswith("6 tiles ")
-    assert tiles.splits == 22
+    assert tiles.splits == 16  # each of two blocks of 128 keys
+
+
+def test_two_warpgroups_of_rows_take_blocks_of_128_keys() -> None:
+    for head_dim, head_dim_v, keys in ((64, 64, 128), (128, 128, 128), (136, 128, 64), (128, 136, 64), (192, 192, 64)):
+        chosen = select(1, 256, seqlen_q=65, head_dim=head_dim, head_dim_v=head_dim_v)
+        assert (chosen.spec.tile_m, chosen.spec.tile_n) == (128, keys)
+        assert chosen.splits == 128 // keys  # each of two blocks
+        assert chosen.reason.endswith(f"at most {256 // keys} blocks of {keys} keys")
+    assert select(seqlen_q=64).spec.tile_n == 64
+    cut: list[dict[str, int]] = [{"num_splits": 3}, {"split_size": 128}]
+    for options in cut:  # a sum in steps of 64 keys, whatever the longest q
+        assert tile(select(seqlen_q=65, **options)) == (128, 6, 1, 1)
+        assert select(seqlen_q=65, **options).spec.tile_n == 64
 
 
 def test_two_ctas_share_a_multiprocessor_or_two_warpgroups_a_cta() -> None:
@@ -137,7 +150,7 @@ def test_shared_memory_holds_the_rings(seqlen_q: int, many: bool) -> None:
     for head_dim, head_dim_v in itertools.product(HEAD_DIMS, HEAD_DIMS):
         spec = select(40 if many else 1, head_dim=head_dim, head_dim_v=head_dim_v, seqlen_q=seqlen_q).spec
         panels, panels_v = -(-head_dim // 64), -(-head_dim_v // 64)
-        rings = (panels * spec.tile_m + spec.stages * 64 * (panels + panels_v)) * 128
+        rings = (panels * spec.tile_m + spec.stages * spec.tile_n * (panels + panels_v)) * 128
         parts = spec.key_groups * spec.tile_m * (head_dim_v + 8 + 1) * 4
         assert parts <= rings  # in the same memory
         assert spec.residents * (rings + 1024 + 1024) <= 228 * 1024  # the barriers, and what a CTA has beside its own
@@ -218,7 +231,7 @@ def test_a_config_overrides_the_choice() -> None:
         assert {name: getattr(chosen.spec, name) for name in config} == config
         assert chosen.splits == plain.splits
     assert tile(select(config={"residents": 1})) == (64, 6, 2, 1)
-    assert tile(select(config={"tile_m": 128})) == (128, 6, 1, 1)
+    assert tile(select(config={"tile_m": 128})) == (128, 3, 1, 1)
     assert tile(select(config={"key_groups": 2, "residents": 2})) == (64, 2, 2, 2)
     two = select(head_dim=192, head_dim_v=128, config={"residents": 1})
     assert two.spec.stages == 4  # five would fit, but two groups need an even number

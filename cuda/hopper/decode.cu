@@ -19,6 +19,7 @@
 #include "ptx/fence.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
 #include "spec.cuh"
 
 namespace cupyfa::hopper {
@@ -28,7 +29,7 @@ constexpr bool is_valid_decode() {
   static_assert(S.head_dim % 32 == 0 && S.head_dim <= 256 && S.head_dim_v % 32 == 0 && S.head_dim_v <= 256,
                 "head_dim and head_dim_v are padded to multiples of 32, at most 256");
   static_assert(S.tile_m == 64 || S.tile_m == 128, "one or two warpgroups of 64 rows");
-  static_assert(S.tile_n == 64, "splits are cut at multiples of 64 keys");
+  static_assert(S.tile_n == 64 || S.tile_n == 128 && S.tile_m == 128, "splits are cut at multiples of 64 or 128 keys");
   static_assert(S.key_groups == 1 || S.key_groups == 2 && S.tile_m == 64, "one or two consumer warpgroups");
   static_assert(S.stages >= 1 && S.stages % S.key_groups == 0, "each key group has as many slots, one or more");
   static_assert(S.residents * (sizeof(decode::Storage<S>) + 1024) <= 228 * 1024,
@@ -61,9 +62,11 @@ __global__ void __launch_bounds__(S.threads(), S.residents) decode_attention(con
 
   // In this order ptxas lets the producers go on with the next instructions, which have to come from memory as well.
   if (producer < 0) {
+    if constexpr (S.moves_registers()) ptx::setmaxnreg_inc<S.consumer_registers()>();
     decode::Consumer<S>(p, storage, share).run();
   } else {
-    decode::produce<S>(p, storage, share, producer == 1);
+    if constexpr (S.moves_registers()) ptx::setmaxnreg_dec<S.producer_registers()>();
+    if (!S.moves_registers() || producer < 2) decode::produce<S>(p, storage, share, producer == 1);
   }
   if (p.partial_out != nullptr) return;  // combine.cu has the rest
   __syncwarp();
@@ -83,6 +86,8 @@ __constant__ KernelTraits decode_traits = {
     .tile_m = S.tile_m,
     .tile_n = S.tile_n,
     .box_cols = panel_cols,
+    .producer_registers = S.producer_registers(),
+    .consumer_registers = S.consumer_registers(),
 };
 
 }  // namespace cupyfa::hopper

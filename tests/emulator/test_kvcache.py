@@ -271,6 +271,7 @@ PRODUCER, QUERIES, SHARE = (f"hopper/decode/{name}.cuh" for name in ("producer",
 PLACES, APPEND, COMBINE, ROTARY = "kv_cache.cuh", "append.cu", "combine.cu", "rotary.cuh"
 #: With long parts, for both key groups; in a cluster of two, and with a merge of three.
 LONG = CacheCase("long", (700, 333), dtype="float16", num_splits=1)
+WIDE = dataclasses.replace(LONG, head_dim=192)  # without overlap
 PAIR = CacheCase("pair", (700, 333, 5), dtype="float16", num_splits=2, page_size=16)
 THREE = CacheCase("three", (700, 333, 0), dtype="float16", num_splits=3, seqlen_new=1)
 ROWS = CacheCase("rows", (130, 41), seqlen_q=20, heads_q=4, causal=True, dtype="float16")
@@ -297,26 +298,42 @@ RACES: dict[str, Fault] = {
     "blocks are not waited for": (CONSUMER, r"wait_parity\(slot\.full, this->parity_\);.*", "", LONG),
     "slots are not waited for": (PRODUCER, r"wait_parity\(slot\.empty, this->parity_\);.*", "", LONG),
     "the barriers of blocks expect nothing": (PRODUCER, r"if \(threadIdx\.x % 32 == 0\) ptx::mbarrier_a.*", "", LONG),
-    "scores are read in flight": (CONSUMER, r"complete<0>\(scores\);.*", "", LONG),
-    "O is read in flight": (CONSUMER, r"complete<0>\(O\);.*", "", LONG),
+    "the first scores are read in flight": (CONSUMER, r"complete<0>\(scores\);  // proves S of the first.*", "", LONG),
+    "scores are read in flight": (CONSUMER, r"complete<1>\(scores\);.*", "", LONG),
+    "O is read in flight": (CONSUMER, r"complete<0>\(O\);.*(\n.*\n\s*scale_rows)", r"\1", LONG),
+    "the last O is read in flight": (CONSUMER, r"complete<0>\(O\);  // proves the last O", "", LONG),
     "K is released early": (
         CONSUMER,
-        r"complete<0>\(scores\);(.*)\n\s*release\(k\);",
-        r"release(k);\ncomplete<0>(scores);",
+        r"complete<1>\(scores\);(.*)\n\s*release\(k\);",
+        r"release(k);\ncomplete<1>(scores);",
         LONG,
     ),
     "V is released early": (
         CONSUMER,
-        r"complete<0>\(O\);(.*)\n\s*release\(v\);",
-        r"release(v);\ncomplete<0>(O);",
+        r"complete<0>\(O\);(.*)\n\s*release\(v\);(\n\s*scale_rows)",
+        r"release(v);\ncomplete<0>(O);\2",
         LONG,
     ),
-    "K is not released": (CONSUMER, r"\n\s*release\(k\);", "", LONG),
+    "K is not released": (CONSUMER, r"\n\s*release\(k\);(\n\s*j \+=)", r"\1", LONG),
+    "scores are read in flight, without overlap": (CONSUMER, r"complete<0>\(scores\);  // proves S_j", "", WIDE),
+    "O is read in flight, without overlap": (CONSUMER, r"complete<0>\(O\);.*(\n.*\n    \}\n  \}\n)", r"\1", WIDE),
+    "K is released early, without overlap": (
+        CONSUMER,
+        r"complete<0>\(scores\);  // proves S_j\n\s*release\(k\);",
+        r"release(k);\ncomplete<0>(scores);",
+        WIDE,
+    ),
+    "V is released early, without overlap": (
+        CONSUMER,
+        r"complete<0>\(O\);.*\n\s*release\(v\);(\n    \}\n  \}\n)",
+        r"release(v);\ncomplete<0>(O);\1",
+        WIDE,
+    ),
     "V is released by one warp": (CONSUMER, r"if \(lane\(\) == 0\) cupyfa", "if (threadIdx.x == 0) cupyfa", LONG),
     "Q is not fenced": (
         CONSUMER,
-        r"load_queries<S>\(p_, share_, q\);\n\s*" + FENCE,
-        "load_queries<S>(p_, share_, q);\n",
+        r"load_queries<S>\(p_, share_, tile\);\n\s*" + FENCE,
+        "load_queries<S>(p_, share_, tile);\n",
         LONG,
     ),
     "Q is not waited for": (
@@ -357,7 +374,7 @@ EARLY: dict[str, Fault] = {
 }
 #: Faults of what is computed.
 WRONG: dict[str, Fault] = {
-    "zeros of V are not written": (CONSUMER, r"if \(\(j \+ 1\) \* S\.tile_n > share_\.seqlen_k\)", "if (false)", LONG),
+    "zeros of V are not written": (CONSUMER, r"if \(\(block \+ 1\) \* .*_k\) clear", "if (false) clear", LONG),
     "zeros begin a row late": (CONSUMER, r"clear_tail\(v, share_", "clear_tail(v, 1 + share_", LONG),
     "rows of the second warpgroup are those of the first": (
         CONSUMER,
@@ -366,7 +383,15 @@ WRONG: dict[str, Fault] = {
         ROWS,
     ),
     "both rows of a thread have one limit": (CONSUMER, r"lane\(\) / 4 \+ 8 \* r;", "lane() / 4;", ROWS),
-    "a group takes blocks of both": (CONSUMER, r"j \+= S\.key_groups\)", "j += 1)", LONG),
+    "a group takes blocks of both": (CONSUMER, r"j \+= S\.key_groups;", "j += 1;", LONG),
+    "a group takes blocks of both, without overlap": (CONSUMER, r"j \+= S\.key_groups\)", "j += 1)", WIDE),
+    "O stays in its frame": (CONSUMER, r"      scale_rows\(O, shrink\);", "", LONG),
+    "O stays in its frame, without overlap": (
+        CONSUMER,
+        r"scale_rows\(O, weigh\(scores, j, mask, softmax\)\);",
+        "weigh(scores, j, mask, softmax);",
+        WIDE,
+    ),
     "the cap is not added back": (
         CONSUMER,
         r"partial_lse\[number\] = lse\.row\[r\] \+ shift\(\)",

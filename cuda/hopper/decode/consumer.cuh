@@ -1,5 +1,5 @@
-// The consumer role: a warpgroup computes 64 rows of the tile. The loop is the plain algorithm, without overlap: memory is
-// what the kernel waits for, and another CTA of the multiprocessor computes meanwhile.
+// The consumer role: a warpgroup computes 64 rows of the tile. Where registers allow, the softmax of a block runs under the
+// products of its neighbours. Elsewhere another warpgroup or CTA computes meanwhile.
 #pragma once
 #include "hopper/consumer.cuh"
 #include "hopper/decode/queries.cuh"
@@ -37,34 +37,21 @@ class Consumer {
         K_(storage.rings.k, storage.k_barriers, key_group()), V_(storage.rings.v, storage.v_barriers, key_group()) {}
 
   __device__ void run() {
-    const SharedAddress q = shared_address(storage_.rings.q);
-    load_queries<S>(p_, share_, q);
+    const SharedAddress tile = shared_address(storage_.rings.q);
+    load_queries<S>(p_, share_, tile);
     ptx::fence_proxy_async_shared_cta();
     ptx::bar_sync(consumers_barrier, S.consumer_threads());  // proves Q
 
-    const BlockRange blocks = share_.blocks;
+    const SharedAddress q = in_own_cta(tile + panel_bytes(warpgroup_rows * row_group()));
     const Limits limits = limits_of_rows();
     const Mask<T> mask(limits.begin, limits.end, column());
-    OnlineSoftmax<ScaledScores, 0> softmax(ScaledScores(S.alibi ? 1.f : p_.scale_log2));
-    float O[S.head_dim_v / 2];
+    Softmax softmax(ScaledScores(S.alibi ? 1.f : p_.scale_log2));
+    Output O;
     clear(O);
-    for (int j = blocks.begin + key_group(); j < blocks.end; j += S.key_groups) {
-      float scores[S.tile_n / 2];
-      u32 P[S.tile_n / 4];
-      const Slot k = K_.wait(S.key_groups);
-      issue_scores<T>(scores, in_own_cta(q + panel_bytes(warpgroup_rows * row_group())), in_own_cta(k.data));
-      complete<0>(scores);  // proves S_j
-      release(k);
-      if constexpr (S.softcap || S.alibi) modify(scores, j);
-      mask.apply(scores, j, blocks);
-      RowPair shrink;
-      if (!softmax.update(scores, shrink)) scale_rows(O, shrink);
-      round_from<T>(P, scores);
-      const Slot v = V_.wait(S.key_groups);
-      if ((j + 1) * S.tile_n > share_.seqlen_k) clear_tail(v, share_.seqlen_k - j * S.tile_n);
-      issue_output<T>(O, P, in_own_cta(v.data));
-      complete<0>(O);  // proves O
-      release(v);
+    if constexpr (S.overlaps()) {
+      overlapped(q, mask, softmax, O);
+    } else {
+      without_overlap(q, mask, softmax, O);
     }
     RowPair lse;
     const RowPair inverse = softmax.finish(lse);
@@ -78,6 +65,77 @@ class Consumer {
 
  private:
   static constexpr FwdSpec T = S.tile();
+  using Scores = float[S.tile_n / 2];
+  using Probabilities = u32[S.tile_n / 4];
+  using Output = float[S.head_dim_v / 2];
+  using Softmax = OnlineSoftmax<ScaledScores, 0>;
+
+  __device__ void without_overlap(SharedAddress q, const Mask<T>& mask, Softmax& softmax, Output& O) {
+    for (int j = first_block(); j < share_.blocks.end; j += S.key_groups) {
+      Scores scores;
+      Probabilities P;
+      const Slot k = K_.wait(S.key_groups);
+      issue_scores<T>(scores, q, in_own_cta(k.data));
+      complete<0>(scores);  // proves S_j
+      release(k);
+      scale_rows(O, weigh(scores, j, mask, softmax));
+      round_from<T>(P, scores);
+      const Slot v = wait_for_values(j);
+      issue_output<T>(O, P, in_own_cta(v.data));
+      complete<0>(O);  // proves O
+      release(v);
+    }
+  }
+
+  __device__ void overlapped(SharedAddress q, const Mask<T>& mask, Softmax& softmax, Output& O) {
+    const int end = share_.blocks.end;
+    int j = first_block();
+    if (j >= end) return;
+    Scores scores;
+    Probabilities P;
+    Slot k = K_.wait(S.key_groups);
+    issue_scores<T>(scores, q, in_own_cta(k.data));
+    complete<0>(scores);  // proves S of the first block
+    release(k);
+    weigh(scores, j, mask, softmax);  // nothing was accumulated before: there is no O to scale
+    round_from<T>(P, scores);
+    if (j + S.key_groups < end) k = K_.wait(S.key_groups);
+    while (j + S.key_groups < end) {
+      const Slot v = wait_for_values(j);
+      issue_scores<T>(scores, q, in_own_cta(k.data));  // S_{j+1} = Q K_{j+1}'
+      issue_output<T>(O, P, in_own_cta(v.data));  // O += P_j V_j
+      complete<1>(scores);  // proves S_{j+1}; O is still in flight
+      release(k);
+      j += S.key_groups;
+      const RowPair shrink = weigh(scores, j, mask, softmax);
+      // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block (hopper/consumer.cuh).
+      if (j + S.key_groups < end) k = K_.wait(S.key_groups);
+      complete<0>(O);  // proves O
+      release(v);
+      scale_rows(O, shrink);
+      round_from<T>(P, scores);
+    }
+    const Slot v = wait_for_values(j);
+    issue_output<T>(O, P, in_own_cta(v.data));
+    complete<0>(O);  // proves the last O
+    release(v);
+  }
+
+  /// Turns the scores of a block into weights. Returns what brings O into their frame.
+  __device__ RowPair weigh(Scores& scores, int block, const Mask<T>& mask, Softmax& softmax) const {
+    if constexpr (S.softcap || S.alibi) modify(scores, block);
+    mask.apply(scores, block, share_.blocks);
+    RowPair shrink;
+    softmax.update(scores, shrink);
+    return shrink;
+  }
+
+  /// The values of a block, and zeros behind the last one.
+  __device__ Slot wait_for_values(int block) {
+    const Slot v = V_.wait(S.key_groups);
+    if ((block + 1) * S.tile_n > share_.seqlen_k) clear_tail(v, share_.seqlen_k - block * S.tile_n);
+    return v;
+  }
 
   struct Limits {
     int begin[2], end[2];
@@ -85,6 +143,7 @@ class Consumer {
 
   __device__ int row_group() const { return warpgroup_ % S.row_groups(); }
   __device__ int key_group() const { return warpgroup_ / S.row_groups(); }
+  __device__ int first_block() const { return share_.blocks.begin + key_group(); }
   __device__ int lane() const { return threadIdx.x % 32; }
   __device__ int column() const { return 2 * (lane() % 4); }
   /// Rows of the tile: this thread's first one, and the other one eight further on.
@@ -107,7 +166,7 @@ class Consumer {
   }
 
   /// As ScoreMod, but the rows of a thread may be of two heads.
-  __device__ void modify(float (&scores)[S.tile_n / 2], int block) const {
+  __device__ void modify(Scores& scores, int block) const {
     float slope[2], distance[2];
     if constexpr (S.alibi) {
 #pragma unroll
@@ -150,7 +209,7 @@ class Consumer {
   __device__ float shift() const { return S.softcap ? p_.softcap : 0.f; }
 
   /// For the merge in shared memory, in that of the rings.
-  __device__ void leave_part(const float (&O)[S.head_dim_v / 2], const RowPair& inverse, const RowPair& lse) {
+  __device__ void leave_part(const Output& O, const RowPair& inverse, const RowPair& lse) {
     ptx::bar_sync(consumers_barrier, S.consumer_threads());  // proves that all blocks have been read
     Part<S>& part = storage_.parts[key_group()];
 #pragma unroll
@@ -166,7 +225,7 @@ class Consumer {
   }
 
   /// For combine.cu.
-  __device__ void store_part(const float (&O)[S.head_dim_v / 2], const RowPair& inverse, const RowPair& lse) const {
+  __device__ void store_part(const Output& O, const RowPair& inverse, const RowPair& lse) const {
     const long long part = share_.split * S.key_groups + key_group();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
