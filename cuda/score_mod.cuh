@@ -1,4 +1,4 @@
-// Scores that are more than scaled: softcap, an additive bias and ALiBi. Its twin is in cupyfa/oracles/online.py.
+// Scores that are more than scaled: softcap, an additive bias and ALiBi. Its twin is cupyfa/oracles/score_mod.py.
 #pragma once
 #include "logits.cuh"
 #include "mask.cuh"

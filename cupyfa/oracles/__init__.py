@@ -9,12 +9,18 @@ module            what it holds                                                 
 `mask`            which keys a query row sees; which key blocks a query tile visits          0x01, 0x08
 `dense`           attention in float64 (the reference), and at the kernel's precision        0x01
 `softmax`         softmax of rows that arrive block by block: exact, and speculative         0x01, 0x05, 0x09
+`score_mod`       what makes logits of raw scores: scale, softcap, bias, slopes              0x01
 `online`          the tiled recurrence around it, twin of the consumer loop; the CPU backend 0x01, 0x05
 `packed`          attention over packed sequences, one at a time                              0x01, 0x0B
 `rotary`          rotary position embedding                                                  0x01
 `kvcache`         attention over a cache in rows or pages, and what is appended to it        0x01, 0x0B
 `splits`          keys in several parts, and their merge: twin of split and combine          0x01, 0x0B
-`backward`        the gradients in float64, in the five matrix products of the kernels       0x0A
+`jacobian`        the softmax on the way back                                                0x0A
+`backward`        the gradients in float64 (the reference, and the CPU backend), and at the  0x0A
+                  kernel's precision
+`query_blocks`    which query blocks a key tile visits                                       0x0A
+`backward_online` the gradients tile by tile, in a declared order: twin of the mainloop      0x0A
+`packed_backward` the gradients over packed sequences, one at a time                         0x0A, 0x0B
 `formats`         number formats: what a few bits can hold, and how a value is rounded       0x06
 `float32`         two float32 instructions that NumPy lacks                                  0x09
 `exp2`            (package) 2**x by a polynomial                                             0x09
@@ -32,8 +38,8 @@ module            what it holds                                                 
 `violations`      the base of the errors that the state machines raise
 ================= ========================================================================== =================
 
-Only `dense`, `mask`, `softmax` and `online` are imported with this package; the library needs `packed`, `kvcache` and
-`rotary` beside them.
+Only `dense`, `mask`, `softmax`, `score_mod` and `online` are imported with this package; the library needs `packed`,
+`kvcache`, `rotary`, `backward` and `packed_backward` beside them, and what these import.
 
 Arrays are ``(batch, seqlen, heads, head_dim)``. Query head ``h`` uses key/value head ``h // (heads_q // heads_kv)``.
 Causal masks are aligned bottom-right. A row that sees no key gives out 0 and lse -inf. The lse is the natural

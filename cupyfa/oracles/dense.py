@@ -22,6 +22,7 @@ __all__ = [
     "check_shapes",
     "check_softcap",
     "head_groups",
+    "key_distance",
     "per_head",
     "per_score",
     "resolve_scale",
@@ -183,8 +184,27 @@ def per_score(bias: Array | None, shape: tuple[int, int, int, int]) -> Array | N
         raise ContractViolation(f"attention: bias has shape {bias.shape}; it must broadcast to {shape}") from None
 
 
-def _distance(seqlen_q: int, seqlen_k: int, rows: slice) -> npt.NDArray[np.intp]:
-    """Return how far each key is from the key that is aligned with the row: ``(rows, seqlen_k)``."""
+def key_distance(seqlen_q: int, seqlen_k: int, rows: slice) -> npt.NDArray[np.intp]:
+    """Return how far each key is from the key that is aligned with the row (0x01).
+
+    Parameters
+    ----------
+    seqlen_q, seqlen_k : int
+        Number of queries and keys.
+    rows : slice
+        Only these queries.
+
+    Returns
+    -------
+    numpy.ndarray
+        Integers, shape ``(rows, seqlen_k)``.
+
+    Examples
+    --------
+    >>> key_distance(2, 3, slice(None))
+    array([[1, 0, 1],
+           [2, 1, 0]])
+    """
     diagonal = np.arange(seqlen_q)[rows] + (seqlen_k - seqlen_q)
     distance: npt.NDArray[np.intp] = np.abs(diagonal[:, None] - np.arange(seqlen_k))
     return distance
@@ -341,7 +361,7 @@ def attention(
                 if softcap is not None:
                     S = softcap * np.tanh(S / softcap)
                 if slopes is not None:
-                    S -= slopes[b, h][:, None, None] * _distance(q.shape[1], k.shape[1], rows)
+                    S -= slopes[b, h][:, None, None] * key_distance(q.shape[1], k.shape[1], rows)
                 if bias is not None:
                     S += bias[b, h, rows].astype(np.float64)
                 if seen is not None:
@@ -440,7 +460,7 @@ def same_precision(
                 if softcap is not None:
                     S = np.float32(softcap * base) * np.tanh(S)
                 if slopes is not None:
-                    distance = _distance(q.shape[1], k.shape[1], rows).astype(np.float32)
+                    distance = key_distance(q.shape[1], k.shape[1], rows).astype(np.float32)
                     S -= (slopes[b, h] * of_natural)[:, None, None] * distance
                 if bias is not None:
                     S += bias[b, h, rows].astype(np.float32)

@@ -21,15 +21,14 @@ What still differs:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .dense import check_shapes, check_softcap, head_groups, per_head, per_score, resolve_scale
 from .mask import TileMask, Window, weighted_sum, window_bounds
+from .score_mod import ScoreMod
 from .softmax import OnlineSoftmax, SpeculativeSoftmax
 from .violations import check_range
 
@@ -40,8 +39,6 @@ Float32Array = npt.NDArray[np.float32]
 
 # Scores of one step over all the heads that are worked on together: they stay in a core's cache.
 _STEP_BUDGET = 2**18
-_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-_LOG2_E = math.log2(math.e)
 
 
 def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
@@ -67,63 +64,13 @@ def round_to(x: Float32Array, dtype: npt.DTypeLike) -> Float32Array:
     return x.astype(dtype).astype(np.float32)
 
 
-def _fma(a: Float32Array | np.float32, b: Float32Array, c: Float32Array | np.float32) -> Float32Array:
-    """Return ``a * b + c``: float64 holds the product exactly."""
-    result: Float32Array = (a * b.astype(np.float64) + c).astype(np.float32)
-    return result
-
-
-@dataclass(frozen=True)
-class _ScoreMod:
-    """What makes logits of the raw scores of some heads: by itself, or as the scale of the softmax."""
-
-    scale: float
-    softcap: float | None
-    slopes: Float32Array | None  # (heads, 1, 1)
-    bias: Array | None  # (heads, seqlen_q, seqlen_k)
-
-    def _factor(self, base: float) -> np.float32:
-        """Return what makes logits of the scores, capped or not; the sign of the scale is in Q."""
-        scale = abs(self.scale) if self.softcap is None else 2 * self.softcap
-        # A scale of 0 becomes the smallest number: scores still vanish against it, but a masked score stays -inf.
-        return np.float32(max(scale * base, _SMALLEST_SCALE))
-
-    @property
-    def scale_of_softmax(self) -> np.float32 | None:
-        """What the softmax scales by: 1 where it gets logits, None where these are natural ones."""
-        if self.bias is not None:
-            return None
-        return self._factor(_LOG2_E) if self.slopes is None else np.float32(1)
-
-    @property
-    def shift(self) -> np.float32:
-        """By how much the softmax' logits are too small: natural."""
-        return np.float32(self.softcap or 0)
-
-    def apply(self, scores: Float32Array, mask: TileMask, j: int) -> Float32Array:
-        """Return what the softmax gets of block `j` where it is not masked."""
-        if self.softcap is not None:
-            # c tanh(x) - c = -2 c / (exp(2 x) + 1), which is 0 or -2 c once the exponential is infinite or 0.
-            e = np.exp2(scores * np.float32(2 * _LOG2_E * abs(self.scale) / self.softcap))
-            scores = np.float32(1) / (np.float32(-1) - e)
-        if self.bias is not None:
-            of_block = self.bias[:, mask.row_begin : mask.row_end, mask.keys(j)]
-            scores = _fma(self._factor(1), scores, of_block.astype(np.float32))
-        if self.slopes is None:
-            return scores
-        distance = np.abs(mask.keys(j) - mask.diagonal[:, None]).astype(np.float32)
-        if self.bias is not None:
-            return _fma(-self.slopes, distance, scores)
-        return _fma(-(self.slopes * np.float32(_LOG2_E)), distance, scores * self._factor(_LOG2_E))
-
-
 def _mainloop(
     softmax: OnlineSoftmax | SpeculativeSoftmax,
     Q: Float32Array,
     K: list[Float32Array],
     V: list[Float32Array],
     mask: TileMask,
-    score_mod: _ScoreMod,
+    score_mod: ScoreMod,
     dtype: npt.DTypeLike,
     key_blocks: range,
 ) -> Float32Array:
@@ -132,7 +79,7 @@ def _mainloop(
     O = np.zeros((*Q.shape[:-1], V[0].shape[-1]), dtype=np.float32)
     for j in reversed(range(max(blocks.first, key_blocks.start), min(blocks.end, key_blocks.stop))):
         masked = j >= blocks.full or j < blocks.low
-        scores = score_mod.apply(Q @ K[j].swapaxes(-1, -2), mask, j)
+        scores = score_mod.apply(score_mod.cap(Q @ K[j].swapaxes(-1, -2)), mask, j)
         if masked:
             scores = mask.apply(scores, j)
         scores, shrink = softmax.update(scores)
@@ -146,7 +93,7 @@ def _consume(
     Q: Float32Array,
     K: Float32Array,
     V: Float32Array,
-    score_mod: _ScoreMod,
+    score_mod: ScoreMod,
     sink: Float32Array | None,
     tiles: tuple[int, int],
     dtypes: tuple[npt.DTypeLike, npt.DTypeLike],
@@ -262,7 +209,7 @@ def attention(
     --------
     >>> x = np.ones((1, 300, 2, 16), dtype=np.float16)
     >>> out, lse = attention(x, x, x, causal=True)
-    >>> float(out.min()), round(float(lse[0, 0, -1]), 3) == round(4 + math.log(300), 3)
+    >>> float(out.min()), round(float(lse[0, 0, -1]), 3) == round(4 + float(np.log(300)), 3)
     (1.0, True)
     """
     check_shapes(q, k, v)
@@ -295,7 +242,7 @@ def attention(
             _, lse[...] = OnlineSoftmax(lse.shape, 1.0).finish(_columns(sinks))
             return out, lse
         for b, h, Q, K, V in head_groups(q, k, v, np.float32, elements):
-            score_mod = _ScoreMod(scale, softcap, _columns(slopes, b, h), None if bias is None else bias[b, h])
+            score_mod = ScoreMod(scale, softcap, _columns(slopes, b, h), None if bias is None else bias[b, h])
             out[b, :, h], lse[b, h] = _consume(
                 Q,
                 K,

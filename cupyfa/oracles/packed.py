@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cupyfa.oracles import online
 
-__all__ = ["attention", "sequences"]
+__all__ = ["attention", "bias_of", "sequences"]
 
 Array = npt.NDArray[Any]
 Lengths = npt.NDArray[np.int32]
@@ -122,15 +122,33 @@ def attention(
             v[None, keys],
             sink=sink,
             alibi_slopes=slopes,
-            bias=None if bias is None else _bias_of(bias, i, rows.stop - rows.start, keys.stop - keys.start),
+            bias=None if bias is None else bias_of(bias, i, rows.stop - rows.start, keys.stop - keys.start),
             **options,
         )
         out[rows], lse[:, rows] = result[0], of_rows[0]
     return out, lse
 
 
-def _bias_of(bias: Array, sequence: int, rows: int, keys: int) -> Array:
-    """Return the part of a sequence; an axis with one index, or one of a view that repeats it, has any length."""
+def bias_of(bias: Array, sequence: int, rows: int, keys: int) -> Array:
+    """Return the bias of a sequence; an axis with one index, or one of a view that repeats it, has any length (0x01).
+
+    Parameters
+    ----------
+    bias : numpy.ndarray
+        Of all sequences, as for `attention`.
+    sequence, rows, keys : int
+        Which one, and how many rows and keys it has.
+
+    Returns
+    -------
+    numpy.ndarray
+        A view with four axes.
+
+    Examples
+    --------
+    >>> bias_of(np.zeros((2, 1, 9, 9)), 1, 3, 5).shape
+    (1, 1, 3, 5)
+    """
     axes = bias[(None,) * (4 - bias.ndim)]
     repeats = [size == 1 or not stride for size, stride in zip(axes.shape, axes.strides, strict=True)]
     parts = (slice(sequence, sequence + 1), slice(None), slice(rows), slice(keys))
