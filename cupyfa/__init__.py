@@ -9,6 +9,7 @@
 
 from cupyfa._version import __version__
 from cupyfa.attention import AttentionResult, attention
+from cupyfa.backward import Gradients, attention_backward
 from cupyfa.dispatch import VarlenPlan
 from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
@@ -17,6 +18,8 @@ from cupyfa.kvcache import attention_with_kvcache
 from cupyfa.merge import merge_states
 from cupyfa.paging import page_table_from_csr
 from cupyfa.varlen import attention_varlen, plan_varlen
+from cupyfa.varlen_backward import attention_varlen_backward
+from cupyfa.vjp import Pullback, attention_vjp
 from cupyfa.warmup import warmup
 from cupyfa.workspace import workspace_size
 
@@ -25,13 +28,18 @@ __all__ = [
     "CacheExplanation",
     "CompileError",
     "Explanation",
+    "Gradients",
     "HazardError",
     "LaunchError",
+    "Pullback",
     "UnsupportedError",
     "VarlenPlan",
     "__version__",
     "attention",
+    "attention_backward",
     "attention_varlen",
+    "attention_varlen_backward",
+    "attention_vjp",
     "attention_with_kvcache",
     "explain",
     "explain_kvcache",

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from cupyfa.dispatch import Backend, attend
 from cupyfa.operand import Arrays, Layout
-from cupyfa.options import WindowSize, check_options, check_return_lse
+from cupyfa.options import WindowSize, check_flag, check_options
 from cupyfa.select import Config
 
 __all__ = ["AttentionResult", "attention"]
@@ -189,7 +189,7 @@ def attention(
     >>> bool(np.all(out[:, 0] == v[:, 0]))  # the first row sees only the first key
     True
     """
-    check_return_lse(return_lse)
+    check_flag("return_lse", return_lse)
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
     arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias)
     out, lse = attend(arrays, options, return_lse, backend, config, None, workspace)

@@ -15,10 +15,12 @@ from cupyfa.spec import DType
 
 __all__ = [
     "MAX_SEQLEN",
+    "OF_OUT",
     "check_axes",
     "check_current_device",
     "check_devices",
     "check_dtypes",
+    "check_given",
     "check_head_dim",
     "check_heads",
     "check_of_heads",
@@ -26,10 +28,13 @@ __all__ = [
     "check_seqlen",
     "check_strides",
     "check_unshared",
+    "of_lse",
     "visible_bounds",
 ]
 
 MAX_SEQLEN = 2**31 - 1024  # row coordinates of a tile that hangs over the end still fit an int
+#: What a shape of out means, for messages.
+OF_OUT = "the shape of q, with the head_dim of v"
 _DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 _MAX_HEAD_DIM = 256
 
@@ -172,8 +177,33 @@ def check_of_heads(operand: Operand, shapes: dict[str, tuple[int, ...]]) -> None
         raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have {meanings}, {sizes}")
 
 
-def check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Check out or lse: dtype, shape, and that each element has memory of its own.
+def check_given(operand: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], meaning: str) -> None:
+    """Check dtype and shape of an array that both are known of.
+
+    Parameters
+    ----------
+    operand : Operand
+        What the user passed, or what will be allocated.
+    shape : tuple of int
+        That it must have.
+    dtype : numpy.dtype
+        Likewise.
+    meaning : str
+        Of the shape.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the array.
+    """
+    if operand.dtype != dtype:
+        raise TypeError(f"attention: {operand.name} has dtype {operand.dtype}; it must be {dtype}")
+    if operand.shape != shape:
+        raise ValueError(f"attention: {operand.name} has shape {operand.shape}; it must have {meaning}, {shape}")
+
+
+def check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], meaning: str | None = None) -> None:
+    """Check what is written: dtype, shape, and that each element has memory of its own.
 
     Parameters
     ----------
@@ -183,23 +213,38 @@ def check_output(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) 
         That it must have.
     dtype : numpy.dtype
         Likewise.
+    meaning : str, optional
+        Of the shape; by default that of out or lse.
 
     Raises
     ------
     TypeError, ValueError
         Naming the array.
     """
-    of_lse = "(batch, heads_q, seqlen_q)" if len(shape) == 3 else "(heads_q, total_q)"
-    meaning = "the shape of q, with the head_dim of v" if output.name == "out" else of_lse
-    if output.dtype != dtype:
-        raise TypeError(f"attention: {output.name} has dtype {output.dtype}; it must be {dtype}")
-    if output.shape != shape:
-        raise ValueError(f"attention: {output.name} has shape {output.shape}; it must have {meaning}, {shape}")
+    if meaning is None:
+        meaning = OF_OUT if output.name == "out" else of_lse(shape)
+    check_given(output, shape, dtype, meaning)
     if overlaps_itself(output):
         raise ValueError(
             f"attention: {output.name} has strides {output.strides} bytes for shape {output.shape}; its elements must "
             "not overlap each other"
         )
+
+
+def of_lse(shape: tuple[int, ...]) -> str:
+    """Return what a shape of lse means.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        With three axes, or packed with two.
+
+    Returns
+    -------
+    str
+        For messages.
+    """
+    return "(batch, heads_q, seqlen_q)" if len(shape) == 3 else "(heads_q, total_q)"
 
 
 def check_unshared(output: Operand, address: int, others: Sequence[tuple[Operand, int]]) -> None:

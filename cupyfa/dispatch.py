@@ -21,8 +21,8 @@ from cupyfa.copies import Copy, plan_copies, with_copies
 from cupyfa.errors import CompileError, HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.libraries import check_numpy, cupy_of, geometry, workspace_memory
-from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Operand, host_addresses
+from cupyfa.libraries import aligned_geometry, check_numpy, cupy_of, geometry, workspace_memory
+from cupyfa.operand import LENGTHS, Addresses, Arrays, Operand, host_addresses
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
 from cupyfa.packing import Packing, Planner, read_plan
@@ -136,11 +136,6 @@ def attend(
     return _on_cpu(arrays, options)
 
 
-def _geometry_of_bias(bias: Any) -> tuple[Any, ...]:
-    """As far as the kernel depends on it: TMA takes it only from where an address is a multiple of 16."""
-    return (bias.shape, bias.strides, bias.dtype, bias.data.device_id, bias.data.ptr % TMA_ALIGNMENT == 0)
-
-
 def prepare(
     arrays: Arrays[Any], options: Options, want_lse: bool, config: Config | None, unaligned: tuple[str, ...] = ()
 ) -> Prepared:
@@ -168,7 +163,7 @@ def prepare(
     items = None if config is None else config_items(config)
     geometries = Arrays(*[geometry(array) for array in arrays])
     if arrays.bias is not None:
-        geometries = geometries._replace(bias=_geometry_of_bias(arrays.bias))
+        geometries = geometries._replace(bias=aligned_geometry(arrays.bias))
     return _prepare(geometries, options, want_lse, items, cupy.cuda.runtime.getDevice(), unaligned)
 
 

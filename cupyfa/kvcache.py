@@ -8,7 +8,7 @@ from cupyfa.attention import AttentionResult
 from cupyfa.cache_options import CacheArrays, check_cache_length, check_cache_options
 from cupyfa.decode_dispatch import attend_cache
 from cupyfa.dispatch import Backend
-from cupyfa.options import WindowSize, check_return_lse
+from cupyfa.options import WindowSize, check_flag
 from cupyfa.select import Config
 
 __all__ = ["attention_with_kvcache"]
@@ -142,7 +142,7 @@ def attention_with_kvcache(
     >>> out.shape, bool(np.all(k_cache[3, 2] == k[0, 0])), bool(np.all(v_cache[4, 1] == v[1, 0]))
     ((2, 1, 2, 8), True, True)
     """
-    check_return_lse(return_lse)
+    check_flag("return_lse", return_lse)
     options = check_cache_options(
         softmax_scale,
         causal,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from cupyfa.errors import type_name
-from cupyfa.operand import Geometry
+from cupyfa.operand import TMA_ALIGNMENT, Geometry
 
-__all__ = ["check_arrays", "check_numpy", "cupy_of", "geometry", "workspace_memory"]
+__all__ = ["aligned_geometry", "check_arrays", "check_numpy", "cupy_of", "geometry", "workspace_memory"]
 
 _MATRICES = frozenset("qkv")
 
@@ -107,6 +107,22 @@ def geometry(array: Any) -> Geometry | None:
         None for None.
     """
     return None if array is None else (array.shape, array.strides, array.dtype, array.data.device_id)
+
+
+def aligned_geometry(array: Any) -> tuple[Any, ...]:
+    """Return the geometry of a CuPy array, and whether it begins where TMA can take it from.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        A bias: its kernel depends on that.
+
+    Returns
+    -------
+    tuple
+        Geometry, and a bool.
+    """
+    return (array.shape, array.strides, array.dtype, array.data.device_id, array.data.ptr % TMA_ALIGNMENT == 0)
 
 
 def workspace_memory(size: int, workspace: Any) -> Any:

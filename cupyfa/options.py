@@ -10,7 +10,7 @@ import numpy as np
 from cupyfa.errors import UnsupportedError, type_name
 from cupyfa.operand import LAYOUTS, Layout
 
-__all__ = ["Options", "WindowSize", "check_max_seqlen", "check_options", "check_return_lse", "with_max_seqlen"]
+__all__ = ["Options", "WindowSize", "check_flag", "check_max_seqlen", "check_options", "with_max_seqlen"]
 
 #: How many keys to the left and to the right of its own a query sees; None: all.
 WindowSize = tuple[int | None, int | None]
@@ -84,8 +84,7 @@ def check_options(
     plain = softmax_scale is None and softcap is None and layout == "BSHD" and _is_unbounded(window_size)
     if plain and type(causal) is bool:
         return _CAUSAL if causal else _PLAIN  # the usual call
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"attention: causal is {causal!r}; it must be True or False")
+    check_flag("causal", causal)
     left, right = _window(window_size)
     scale = None if softmax_scale is None else _scale(softmax_scale)
     cap = None if softcap is None else _softcap(softcap)
@@ -97,21 +96,29 @@ def check_options(
     return Options(scale, left, 0 if causal else right, cap, cast("Layout", layout))
 
 
-def check_return_lse(return_lse: Any) -> None:
+def check_flag(name: str, value: Any) -> bool:
     """Check that an option is a bool.
 
     Parameters
     ----------
-    return_lse
-        As in :func:`cupyfa.attention`.
+    name : str
+        The argument.
+    value
+        As the user passed it.
+
+    Returns
+    -------
+    bool
+        The same.
 
     Raises
     ------
     TypeError
         It is not.
     """
-    if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"attention: return_lse is {return_lse!r}; it must be True or False")
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"attention: {name} is {value!r}; it must be True or False")
+    return bool(value)
 
 
 def check_max_seqlen(name: str, value: Any) -> int | None:

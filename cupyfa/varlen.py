@@ -9,7 +9,7 @@ import numpy as np
 from cupyfa.attention import AttentionResult
 from cupyfa.dispatch import Backend, VarlenPlan, attend, make_plan
 from cupyfa.operand import Arrays
-from cupyfa.options import WindowSize, check_options, check_return_lse, with_max_seqlen
+from cupyfa.options import WindowSize, check_flag, check_options, with_max_seqlen
 from cupyfa.select import Config
 
 __all__ = ["attention_varlen", "plan_varlen"]
@@ -118,7 +118,7 @@ def attention_varlen(
     >>> bool(np.all(out[4] == v[4]))  # the first row of the third sequence sees only its first key
     True
     """
-    check_return_lse(return_lse)
+    check_flag("return_lse", return_lse)
     options = check_options(softmax_scale, causal, window_size, softcap)
     options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)

@@ -15,7 +15,7 @@ from bad_calls import BAD_CALLS, GOOD, KV, BadCall, Q, Where, qkv, zeros
 import cupyfa
 from cupyfa.errors import type_name
 from cupyfa.operand import Addresses, Arrays, Layout, Operand
-from cupyfa.options import Options, check_options, check_return_lse
+from cupyfa.options import Options, check_flag, check_options
 from cupyfa.problem import Problem, check_alignment, check_overlap, check_workspace
 from cupyfa.select import H200, select
 from cupyfa.spec import Bias, DType
@@ -27,7 +27,7 @@ F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.
 def as_if_on_gpu(*, layout: Any = "BSHD", return_lse: Any = False, config: Any = None, **arguments: Any) -> Problem:
     """Check NumPy arrays as if they were CuPy arrays on device 0."""
     names = ("softmax_scale", "causal", "window_size", "softcap")
-    check_return_lse(return_lse)
+    check_flag("return_lse", return_lse)
     options = check_options(**{name: arguments.pop(name) for name in names if name in arguments}, layout=layout)
     arrays = Arrays(**arguments)
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))

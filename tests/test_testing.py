@@ -97,6 +97,18 @@ def test_random_array_has_the_same_bits_on_the_gpu(dtype):
 # Guarded
 
 
+def test_a_floor_is_allowed_beside_the_rule():
+    reference = np.float64([[1.0, 0.0], [3.0, 4.0]])
+    actual = reference.astype(np.float32)
+    actual[0, 1] = 1e-5
+    floor = np.float64([[0, 2e-5], [0, 0]])
+    assert_close(actual, reference, reference, floor=floor)
+    assert_close(actual, reference, reference, floor=2e-5)
+    for missing in (0.0, floor[:, ::-1], floor / 4):
+        with pytest.raises(AssertionError, match=r"^out\[0, 1\]: got 1e-05|^out\[0, 1\]: got 9\.99"):
+            assert_close(actual, reference, reference, floor=missing)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(3,), (2, 3, 5), (0, 4), (1, 257)])
 def test_guarded_array_is_aligned_and_poisoned(shape, dtype):

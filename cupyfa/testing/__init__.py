@@ -14,24 +14,29 @@ kernel of their own can import it too:
 >>> assert_lse_close(lse, reference_lse, score_magnitude=score_magnitude(q, k), context=case)
 """
 
+from cupyfa.testing.backward_cases import BACKWARD_CASES, BackwardCase
 from cupyfa.testing.canaries import CANARY, Guarded, guarded_empty
 from cupyfa.testing.cases import CASES, Case, as_bshd
+from cupyfa.testing.gradients import assert_gradients_close
 from cupyfa.testing.inputs import random_array
 from cupyfa.testing.kvcache_cases import CACHE_CASES, CacheCase
 from cupyfa.testing.packed_cases import PACKED_CASES, PackedCase
 from cupyfa.testing.tolerance import assert_close, assert_lse_close, score_magnitude, ulp
 
 __all__ = [
+    "BACKWARD_CASES",
     "CACHE_CASES",
     "CANARY",
     "CASES",
     "PACKED_CASES",
+    "BackwardCase",
     "CacheCase",
     "Case",
     "Guarded",
     "PackedCase",
     "as_bshd",
     "assert_close",
+    "assert_gradients_close",
     "assert_lse_close",
     "guarded_empty",
     "random_array",

@@ -88,6 +88,7 @@ def assert_close(
     *,
     factor: float = 1.25,
     row_factor: float | None = 2.0,
+    floor: npt.ArrayLike = 0.0,
     what: str = "out",
     context: object = None,
 ) -> None:
@@ -116,6 +117,9 @@ def assert_close(
         How much worse than `same_precision` the result may be. Loosen it only with a written reason.
     row_factor : float or None, optional
         The factor of the second rule; None leaves it out.
+    floor : array_like, optional
+        What each element may be off by beside that: for results that are small differences of large numbers, whose
+        error is that of the order of additions and not of the number formats. Broadcast to the result.
     what : str, optional
         Name of the result, for the message.
     context : object, optional
@@ -140,12 +144,13 @@ def assert_close(
     if not have.size:
         return
     step = ulp(reference, dtype) + _FLUSHED
+    allowed = np.broadcast_to(np.asarray(floor, np.float64), reference.shape)
     rule = f"{factor} * max|same precision - reference| + 1 ulp"
-    _check_bound(have64, reference, factor * yardstick.max() + step, rule, what, context)
+    _check_bound(have64, reference, factor * yardstick.max() + step + allowed, rule, what, context)
     if row_factor is not None:
         row_step = step.max(axis=-1, keepdims=True)
         rule = f"{row_factor} * the row's max|same precision - reference| + 1 ulp of the row"
-        row_bound = row_factor * yardstick.max(axis=-1, keepdims=True) + row_step
+        row_bound = row_factor * yardstick.max(axis=-1, keepdims=True) + row_step + allowed
         _check_bound(have64, reference, row_bound, rule, what, context)
 
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupyfa.oracles import backward, dense, online
+from cupyfa.oracles import backward, dense, online, packed_backward
 from cupyfa.oracles.backward_online import attention_backward, preprocess
-from cupyfa.testing import assert_close, random_array
+from cupyfa.testing import BACKWARD_CASES, as_bshd, assert_close, assert_gradients_close, random_array
 
 RNG = np.random.default_rng(0)
 SINK = np.float32([0.5, -np.inf, 2.0, -1.0])
@@ -142,3 +142,17 @@ def test_tiles_of_nothing_are_refused():
     do, q, k, v = arrays()
     with pytest.raises(ValueError, match="tile_m"):
         attention_backward(do, q, k, v, *result(q, k, v, {}), tile_m=0)
+
+
+@pytest.mark.parametrize("case", [case for case in BACKWARD_CASES if not case.large], ids=lambda case: case.id)
+def test_cases(case):
+    """The twin is as close to the reference as a kernel has to be."""
+    arrays, options = case.make_arrays(), case.options
+    if case.packed:
+        got = packed_backward.attention_backward(**arrays, **options, of_sequence=attention_backward)
+    else:
+        layout = case.forward.layout
+        arrays |= {name: as_bshd(arrays[name], layout) for name in ("dout", "q", "k", "v", "out")}
+        got = attention_backward(**arrays, **options)
+        got = got._replace(**{name: as_bshd(getattr(got, name), layout) for name in ("dq", "dk", "dv")})
+    assert_gradients_close(got, case)
