@@ -105,6 +105,7 @@ struct KernelTraits {
   int tile_n;
   int box_cols;  ///< columns of the TMA boxes of Q, K, V and O
   int bias_box_cols, bias_box_rows;  ///< of the bias; 0 where TMA does not copy it
+  int bias_swizzle;  ///< bytes of its span; 0: none
   int persistent;  ///< 1: launch at most one CTA per multiprocessor; 0: one CTA per tile
   int dynamic;  ///< 1: CTAs draw their tiles from a counter
   int producer_registers, consumer_registers;  ///< per thread, by setmaxnreg; 0: as the launch gives them

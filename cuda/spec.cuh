@@ -40,6 +40,7 @@ struct FwdSpec {
   bool alibi;           ///< scores fall with the distance between query and key
   Bias bias;            ///< is added to the scaled, capped scores
   bool bias_float32;    ///< its elements are float32; otherwise they are of `dtype`
+  int bias_stages;      ///< of its ring; 0 where TMA does not copy it
   bool negate_scores;   ///< softmax_scale is negative: WGMMA computes -Q K', the magnitude stays in the parameters
   bool overlap;         ///< issue the next scores before the softmax of this warpgroup has its P multiplied
   bool three_stage;     ///< the scores after the next ones are under way as well; exact, and without turns

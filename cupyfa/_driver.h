@@ -20,7 +20,8 @@ constexpr unsigned programmatic_stream_serialization = 6;  // CU_LAUNCH_ATTRIBUT
 constexpr int max_dynamic_shared_size_bytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int tensor_map_float16 = 6, tensor_map_float32 = 7, tensor_map_bfloat16 = 9;  // CU_TENSOR_MAP_DATA_TYPE_*
 constexpr int tensor_map_interleave_none = 0;
-constexpr int tensor_map_swizzle_none = 0, tensor_map_swizzle_128b = 3;
+constexpr int tensor_map_swizzle_none = 0, tensor_map_swizzle_32b = 1, tensor_map_swizzle_64b = 2;
+constexpr int tensor_map_swizzle_128b = 3;
 constexpr int tensor_map_l2_promotion_128b = 2, tensor_map_l2_promotion_256b = 3;
 constexpr int tensor_map_oob_fill_zeros = 0;  // CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
 

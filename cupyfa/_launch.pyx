@@ -59,6 +59,7 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
 
     cdef cppclass KernelTraits:
         int threads, shared_bytes, cluster_size, tile_m, tile_n, box_cols, bias_box_cols, bias_box_rows
+        int bias_swizzle
         int persistent, dynamic
         int producer_registers, consumer_registers
 
@@ -68,7 +69,8 @@ cdef extern from "_driver.h" namespace "cupyfa::driver" nogil:
     ctypedef void *DriverFunction "cupyfa::driver::Function"
     unsigned cluster_dimension, programmatic_stream_serialization
     int max_dynamic_shared_size_bytes, tensor_map_float16, tensor_map_float32, tensor_map_bfloat16
-    int tensor_map_interleave_none, tensor_map_swizzle_none, tensor_map_swizzle_128b
+    int tensor_map_interleave_none, tensor_map_swizzle_none, tensor_map_swizzle_32b
+    int tensor_map_swizzle_64b, tensor_map_swizzle_128b
     int tensor_map_l2_promotion_128b, tensor_map_l2_promotion_256b
     int tensor_map_oob_fill_zeros
 
@@ -169,7 +171,7 @@ cdef class TensorMapGeometry:
         Bytes from one index to the next along the dimensions but the first; multiples of 16.
     box : tuple of int
         Columns and rows of one copy.
-    swizzle : {128, 0}
+    swizzle : {128, 64, 32, 0}
         Bytes of the swizzle span; 0: rows are written as they are.
     l2_promotion : {256, 128}
         Bytes that L2 reads from memory for a request.
@@ -178,7 +180,7 @@ cdef class TensorMapGeometry:
     cdef readonly str dtype
     cdef readonly tuple shape, strides, box
     cdef readonly int swizzle, l2_promotion
-    cdef int _type
+    cdef int _type, _swizzle
     cdef uint32_t _rank
     cdef uint64_t _shape[5]
     cdef uint64_t _strides[4]
@@ -194,6 +196,10 @@ cdef class TensorMapGeometry:
         self._type = {
             "float16": tensor_map_float16, "bfloat16": tensor_map_bfloat16, "float32": tensor_map_float32,
         }[dtype]
+        self._swizzle = {
+            0: tensor_map_swizzle_none, 32: tensor_map_swizzle_32b, 64: tensor_map_swizzle_64b,
+            128: tensor_map_swizzle_128b,
+        }[swizzle]
         self._rank = len(shape)
         for i in range(self._rank):
             self._shape[i] = shape[i]
@@ -213,7 +219,7 @@ cdef class TensorMapGeometry:
         element_strides = [1, 1, 1, 1, 1]
         result = cu_tensor_map_encode_tiled(
             map, self._type, self._rank, <void *>address, self._shape, self._strides, self._box, element_strides,
-            tensor_map_interleave_none, tensor_map_swizzle_128b if self.swizzle else tensor_map_swizzle_none,
+            tensor_map_interleave_none, self._swizzle,
             tensor_map_l2_promotion_256b if self.l2_promotion == 256 else tensor_map_l2_promotion_128b,
             tensor_map_oob_fill_zeros)
         if result != 0:
@@ -443,7 +449,8 @@ def unpack_traits(bytes data):
     return {
         "threads": t.threads, "shared_bytes": t.shared_bytes, "cluster_size": t.cluster_size, "tile_m": t.tile_m,
         "tile_n": t.tile_n, "box_cols": t.box_cols, "bias_box_cols": t.bias_box_cols,
-        "bias_box_rows": t.bias_box_rows, "persistent": t.persistent, "dynamic": t.dynamic,
+        "bias_box_rows": t.bias_box_rows, "bias_swizzle": t.bias_swizzle, "persistent": t.persistent,
+        "dynamic": t.dynamic,
         "producer_registers": t.producer_registers, "consumer_registers": t.consumer_registers,
     }
 

@@ -45,6 +45,8 @@ class Candidate:
         The row is only for packed sequences.
     bias : tuple of str
         What biases the row is for.
+    bias_stages : int
+        As in :class:`cupyfa.spec.FwdSpec`.
     spills_with : tuple of tuple of str
         The row is not for problems that have all options of one of these: the kernel would not fit the registers.
     reason : str
@@ -62,6 +64,7 @@ class Candidate:
     narrow: bool = False
     packed: bool = False
     bias: tuple[str, ...] = (_NO_BIAS,)
+    bias_stages: int = 0
     spills_with: tuple[tuple[str, ...], ...] = ()
     reason: str
 
@@ -114,6 +117,7 @@ class Candidate:
             alibi=problem.alibi_slopes is not None,
             bias=problem.bias_access,
             bias_float32=problem.bias is not None and problem.bias.dtype == np.float32,
+            bias_stages=self.bias_stages,
             negate_scores=problem.softmax_scale < 0,
             overlap=True,
             three_stage=False,
@@ -235,7 +239,8 @@ CANDIDATES = (
         stages=2,
         q_stages=3,
         bias=(_BIAS_16,),
-        reason="with three warpgroups, the producer's registers do not hold one more ring",
+        bias_stages=2,
+        reason="the most keys that two stages leave room for beside three Q",
     ),
     Candidate(
         head_dim=64,
@@ -245,6 +250,7 @@ CANDIDATES = (
         stages=3,
         q_stages=3,
         bias=(_BIAS_32,),
+        bias_stages=3,
         reason="memory is the limit: three blocks of the bias are under way",
     ),
     Candidate(
@@ -265,6 +271,7 @@ CANDIDATES = (
         stages=2,
         q_stages=2,
         bias=(_BIAS_16,),
+        bias_stages=2,
         reason="the most keys that two stages of K, V and the bias leave room for beside two Q",
     ),
     Candidate(
@@ -275,6 +282,7 @@ CANDIDATES = (
         stages=2,
         q_stages=2,
         bias=(_BIAS_32,),
+        bias_stages=3,
         reason="the most keys that two stages of K, V and the bias leave room for beside two Q",
     ),
     Candidate(
@@ -295,6 +303,7 @@ CANDIDATES = (
         stages=2,
         q_stages=1,
         bias=(_BIAS_16,),
+        bias_stages=2,
         reason="the most keys that two stages of K, V and the bias leave room for",
     ),
     Candidate(
@@ -305,6 +314,7 @@ CANDIDATES = (
         stages=2,
         q_stages=1,
         bias=(_BIAS_16,),
+        bias_stages=2,
         reason="the most keys that two stages of K, V and the bias leave room for",
     ),
     Candidate(
@@ -315,6 +325,7 @@ CANDIDATES = (
         stages=2,
         q_stages=1,
         bias=(_BIAS_32,),
+        bias_stages=2,
         reason="the most keys that two stages of K, V and the bias leave room for",
     ),
     Candidate(
@@ -346,6 +357,7 @@ CANDIDATES = (
         stages=2,
         q_stages=1,
         bias=(_BIAS_16, _BIAS_32),
+        bias_stages=2,
         reason="the most keys that two stages of K, V and the bias leave room for",
     ),
     Candidate(

@@ -140,5 +140,5 @@ def _bias_map(bias: Operand, traits: dict[str, int]) -> TensorMapGeometry:
         (bias.shape[3], rows, heads, batch),
         (strides[2], strides[1], strides[0]),
         (traits["bias_box_cols"], traits["bias_box_rows"]),
-        swizzle=0,
+        swizzle=traits["bias_swizzle"],
     )

@@ -148,6 +148,7 @@ _SIZES = {
     "tile_n": (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256),  # the shapes of cuda/ptx/wgmma.cuh
     "stages": range(1, 9),
     "q_stages": range(1, 9),
+    "bias_stages": range(1, 9),
     "rescale_threshold": range(9),  # P reaches 2**8, and its sum over a row no more than float32 holds
     "exp2_fma": range(9),
 }
@@ -220,6 +221,11 @@ def _check_combination(spec: FwdSpec) -> None:
                     f"attention: config has {name}={value}; that kernel is for comparisons, and has no packed "
                     f"sequences, no left side of a window, no softcap, no ALiBi and no bias: set {name}={not value}"
                 )
+    if spec.bias_stages and spec.bias not in (Bias.TILE, Bias.ROW):
+        raise ValueError(
+            f"attention: config has bias_stages {spec.bias_stages}; no bias comes through a ring here: leave it out, "
+            "or pass a bias that TMA can copy"
+        )
     if not spec.warp_specialized:
         needed = {"stages": max(2, spec.stages)} | _UNSPECIALIZED
         changes = {name: value for name, value in needed.items() if getattr(spec, name) != value}

@@ -90,6 +90,8 @@ class FwdSpec:
         each thread loads its own elements.
     bias_float32 : bool
         The bias is float32; otherwise of `dtype`.
+    bias_stages : int
+        Slots of the ring of the bias; 0 where TMA does not copy one.
     negate_scores : bool
         ``softmax_scale`` is negative.
     overlap : bool
@@ -124,7 +126,7 @@ class FwdSpec:
     >>> spec = FwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
     ...     varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, bias=Bias.NONE,
-    ...     bias_float32=False, negate_scores=False, overlap=True, three_stage=False, speculative=True,
+    ...     bias_float32=False, bias_stages=0, negate_scores=False, overlap=True, three_stage=False, speculative=True,
     ...     rescale_threshold=0, exp2_fma=0, pingpong=False, warp_specialized=True, scheduler=Scheduler.DYNAMIC,
     ...     longest_first=True, setmaxnreg=True,
     ... )
@@ -147,6 +149,7 @@ class FwdSpec:
     alibi: bool
     bias: Bias
     bias_float32: bool
+    bias_stages: int
     negate_scores: bool
     overlap: bool
     three_stage: bool
@@ -186,7 +189,7 @@ class FwdSpec:
         switches = [name for name in names if getattr(self, name)]
         if self.bias is not Bias.NONE:
             switches.append(f"bias {self.bias.value}")
-        numbers = ("rescale_threshold", "exp2_fma")
+        numbers = ("bias_stages", "rescale_threshold", "exp2_fma")
         switches += [f"{name} {getattr(self, name)}" for name in numbers if getattr(self, name)]
         switches += [f"not {name}" for name in ("warp_specialized", "longest_first") if not getattr(self, name)]
         head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"

@@ -564,7 +564,7 @@ BAD_CALLS: tuple[BadCall, ...] = (
         "config-unknown",
         replace(config={"tile": 64}),
         ValueError,
-        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, rescale_threshold, exp2_fma, ",
+        "config has the field 'tile'; it can override tile_m, tile_n, stages, q_stages, bias_stages, ",
     ),
     BadCall(
         "config-head-dim",

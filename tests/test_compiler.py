@@ -213,11 +213,14 @@ def test_kernel_compiles_clean(spec: FwdSpec) -> None:
     assert ("setmaxnreg" in kernel.ptx) == spec.setmaxnreg
     assert 0 < traits["shared_bytes"] <= SHARED_BYTES
     assert (traits["tile_m"], traits["tile_n"], traits["cluster_size"]) == (spec.tile_m, spec.tile_n, 1)
+    element = 4 if spec.bias_float32 else 2
+    swizzle = next(span for span in (128, 64, 32) if spec.tile_n * element % span == 0)
     boxes = {
-        Bias.TILE: (spec.tile_n + 8, spec.tile_m),  # no two of the eight rows of a load begin in the same bank
-        Bias.ROW: (-(-spec.tile_n // 64) * 64, 1),
+        Bias.TILE: (swizzle // element, spec.tile_m, swizzle),
+        Bias.ROW: (-(-spec.tile_n // 64) * 64, 1, 0),
     }
-    assert (traits["bias_box_cols"], traits["bias_box_rows"]) == boxes.get(spec.bias, (0, 0))
+    box = (traits["bias_box_cols"], traits["bias_box_rows"], traits["bias_swizzle"])
+    assert box == boxes.get(spec.bias, (0, 0, 0))
     assert traits["persistent"] == (spec.scheduler is not Scheduler.ONE_TILE)
     assert traits["dynamic"] == (spec.scheduler is Scheduler.DYNAMIC)
     assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
@@ -610,8 +613,9 @@ def test_old_nvrtc_is_refused_before_compiling(monkeypatch: pytest.MonkeyPatch) 
             "windows, score modifiers and packed sequences are written for the roles",
         ),
         ({"bias_float32": True}, "no bias has no type: set bias_float32=False"),
-        ({"bias": Bias.TILE, "tile_n": 256, "head_dim": 32, "head_dim_v": 32}, "a TMA box has at most 256 columns"),
-        ({"bias": Bias.TILE}, "tiles and stages exceed the shared memory of a CTA"),
+        ({"bias": Bias.TILE}, "a ring has slots: set bias_stages where TMA copies the bias"),
+        ({"bias_stages": 2}, "a ring has slots: set bias_stages where TMA copies the bias"),
+        ({"bias": Bias.TILE, "bias_stages": 2}, "tiles and stages exceed the shared memory of a CTA"),
         (UNSPECIALIZED | {"overlap": False, "speculative": False}, "set overlap=True, three_stage=False, and "),
     ],
     ids=str,

@@ -94,7 +94,7 @@ VALUES = {
 #: Pointers behind the tensor maps, in the order of the addresses that a launch takes.
 ADDRESSES = {"lse": 2**47 - 4, "sink": 2**46 - 8, "alibi_slopes": 2**45 - 16, "bias_data": 2**44 - 64}
 TRAITS = ("threads", "shared_bytes", "cluster_size", "tile_m", "tile_n", "box_cols", "bias_box_cols", "bias_box_rows")
-TRAITS += ("persistent", "dynamic", "producer_registers", "consumer_registers")
+TRAITS += ("bias_swizzle", "persistent", "dynamic", "producer_registers", "consumer_registers")
 
 
 def map_geometry(index: int = 0) -> TensorMapGeometry:
@@ -172,6 +172,8 @@ DRIVER_CONSTANTS = {
     "tensor_map_bfloat16": "CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
     "tensor_map_interleave_none": "CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE",
     "tensor_map_swizzle_none": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE",
+    "tensor_map_swizzle_32b": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B",
+    "tensor_map_swizzle_64b": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B",
     "tensor_map_swizzle_128b": "CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B",
     "tensor_map_l2_promotion_128b": "CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B",
     "tensor_map_l2_promotion_256b": "CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
@@ -286,13 +288,13 @@ def test_traits_are_what_the_device_compiler_lays_out() -> None:
 
 def test_traits_round_trip() -> None:
     values = [(-1) ** i * (2**31 - 1 - i) for i in range(len(TRAITS))]
-    assert unpack_traits(struct.pack("<12i", *values)) == dict(zip(TRAITS, values, strict=True))
+    assert unpack_traits(struct.pack("<13i", *values)) == dict(zip(TRAITS, values, strict=True))
     assert 4 * len(TRAITS) == PARAMETER_SIZES["KernelTraits"]
 
 
-@pytest.mark.parametrize("size", [0, 44, 52])
+@pytest.mark.parametrize("size", [0, 48, 56])
 def test_traits_of_the_wrong_size(size: int) -> None:
-    with pytest.raises(ValueError, match=rf"^KernelTraits has 48 bytes, got {size}$"):
+    with pytest.raises(ValueError, match=rf"^KernelTraits has 52 bytes, got {size}$"):
         unpack_traits(bytes(size))
 
 

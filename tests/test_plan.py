@@ -32,6 +32,7 @@ TRAITS = {
     "box_cols": 64,
     "bias_box_cols": 0,
     "bias_box_rows": 0,
+    "bias_swizzle": 0,
     "persistent": 1,
     "dynamic": 0,
     "producer_registers": 40,
@@ -287,13 +288,13 @@ def of_scores(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = np.
 def test_a_bias_that_tma_copies(
     bias: Any, strides: tuple[int, ...], shape: tuple[int, ...], map_strides: tuple[int, ...]
 ) -> None:
-    launcher = plan(make_problem(bias=bias), bias_box_cols=88, bias_box_rows=128)
+    launcher = plan(make_problem(bias=bias), bias_box_cols=32, bias_box_rows=128, bias_swizzle=64)
     values = params(launcher)
     assert tuple(values[f"bias_stride_{axis}"] for axis in ("batch", "head", "row", "key")) == strides
     assert (values["bias_rows"], values["bias_keys"]) == (300, 500)
     assert launcher.bias is not None
-    assert (launcher.bias.shape, launcher.bias.strides, launcher.bias.box) == (shape, map_strides, (88, 128))
-    assert (launcher.bias.swizzle, launcher.q.swizzle) == (0, 128)
+    assert (launcher.bias.shape, launcher.bias.strides, launcher.bias.box) == (shape, map_strides, (32, 128))
+    assert (launcher.bias.swizzle, launcher.q.swizzle) == (64, 128)
     assert launcher.bias.dtype == ("float16" if isinstance(bias, Operand) and bias.dtype == np.float16 else "float32")
 
 

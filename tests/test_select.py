@@ -277,6 +277,7 @@ OVERRIDES: dict[str, Any] = {
     "tile_n": 64,
     "stages": 3,
     "q_stages": 1,
+    "bias_stages": 1,
     "overlap": False,
     "three_stage": True,
     "speculative": False,
@@ -307,9 +308,10 @@ def test_every_field_is_either_free_or_decided_by_the_problem() -> None:
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_config_overrides_one_field(name: str) -> None:
     base = NEEDS.get(name, {})
-    plain = select(problem(dtype=BF16), H200, base)
+    posed = make_problem(head_dim=128, dtype=BF16, bias=(300, 504) if name == "bias_stages" else None, seqlen_k=504)
+    plain = select(posed, H200, base)
     overrides = base | {name: OVERRIDES[name]}
-    changed = select(problem(dtype=BF16), H200, overrides)
+    changed = select(posed, H200, overrides)
     assert changed.spec == dataclasses.replace(plain.spec, **overrides) != plain.spec
     assert dict(changed.overrides) == overrides
     assert dict(plain.overrides) == base
@@ -375,6 +377,12 @@ def test_equal_configs_are_equal_keys() -> None:
             {"exp2_fma": 1, "speculative": False},
             ValueError,
             r"^attention: config has exp2_fma 1 with speculative=False; .*: set speculative=True, or exp2_fma to 0$",
+        ),
+        ({"bias_stages": 0}, ValueError, r"^attention: config\['bias_stages'\] is 0; it must be one of 1, 2"),
+        (
+            {"bias_stages": 2},
+            ValueError,
+            r"^attention: config has bias_stages 2; no bias comes through a ring here: leave it out, or pass a",
         ),
         ({"exp2_fma": 9}, ValueError, r"^attention: config\['exp2_fma'\] is 9; it must be one of 0, 1, "),
         *(

@@ -33,6 +33,7 @@ SPEC = FwdSpec(
     alibi=False,
     bias=Bias.NONE,
     bias_float32=False,
+    bias_stages=0,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -109,8 +110,8 @@ def test_name_expression_is_the_cpp_designated_initialiser() -> None:
     assert SPEC.template_argument == (
         "cupyfa::FwdSpec{.dtype=cupyfa::DType::bfloat16, .head_dim=128, .head_dim_v=128, .tile_m=128, .tile_n=128, "
         ".stages=2, .q_stages=2, .varlen=false, .causal=false, .window=false, .sink=false, .softcap=false, "
-        ".alibi=false, .bias=cupyfa::Bias::none, .bias_float32=false, .negate_scores=false, .overlap=true, "
-        ".three_stage=false, .speculative=true, .rescale_threshold=0, "
+        ".alibi=false, .bias=cupyfa::Bias::none, .bias_float32=false, .bias_stages=0, "
+        ".negate_scores=false, .overlap=true, .three_stage=false, .speculative=true, .rescale_threshold=0, "
         ".exp2_fma=0, .pingpong=true, .warp_specialized=true, .scheduler=cupyfa::Scheduler::persistent, "
         ".longest_first=true, .setmaxnreg=true}"
     )

@@ -140,16 +140,21 @@ class Consumer {
         softmax.update(scores, unused);
         round_from<S>(one, scores);
       }
+      bias_.done();
       clear(O);
 
       const auto round = [&](const Probabilities& P, Probabilities& P_next) {
         --j;
+        // Into the registers that P_next will have. Loads wait behind the products that are issued before them: the many
+        // of float32 come first. For the few of 16 bits, that would only make the products wait for the bias.
+        BiasFragment<S> bias;
+        if constexpr (BiasBox<S>::copied && S.bias_float32) bias = bias_.fetch(j);
         turn_.wait();
         issue_scores<S>(scores, rows_of(work), k.data);  // S_j = Q K_j'
         const Slot v = V_.wait();
         issue_output<S>(O, P, v.data);  // O += P_{j+1} V_{j+1}
         turn_.pass();
-        const BiasFragment<S> bias = bias_.fetch(j);  // in the registers that P_next will have
+        if constexpr (!BiasBox<S>::copied || !S.bias_float32) bias = bias_.fetch(j);
         complete<1>(scores);  // proves S_j, and that Q K' no longer reads K; O is still in flight
         release(k);
         // From here to the next wait everything runs under the O product.
@@ -163,6 +168,7 @@ class Consumer {
         } else {
           same_frame = softmax.update(scores, shrink);  // scores become exp2(scale * (S_j - maximum))
         }
+        bias_.done();
         // Here, because ptxas moves exponentials below a WGMMA wait of the same basic block: they would run after O
         // instead of under it. This wait ends the block.
         if (j > blocks.begin) k = K_.wait();
@@ -249,6 +255,7 @@ class Consumer {
         mask.apply(scores, j, blocks);
         RowPair shrink;
         if (!softmax.update(scores, shrink)) scale_rows(O, shrink);
+        bias_.done();
         round_from<S>(P, scores);
         turn_.wait();
         const Slot v = V_.wait();

@@ -8,9 +8,10 @@
 //   consumer 1           S[n] softmax[n] | waits for its turn | issue, pass | softmax[n-1]            | ...
 //     its WGMMA                                               | S[n-1] |  O += P[n] V[n]              | ...
 //   storer, 1 thread     waits for O, stores it
+//   bias, 1 thread       B[n] B[n-1] ... B[0] B'[n] ..., if there is one that TMA copies
 //
 // K' and so on are of the next tile. Without pingpong, which is how the selected kernels are, nobody waits for a turn. A
-// bias that TMA copies comes behind the K of its block; a consumer reads its part while the scores are computed.
+// consumer reads its part of a bias while the scores are computed.
 //
 // Softmax runs under this warpgroup's own O product, and under both products of the other warpgroup. A speculative
 // softmax has no maximum to wait for: P[n-1] is there before O += P[n] V[n] is complete, and O is rescaled only in the
@@ -70,8 +71,7 @@ constexpr bool is_valid() {
                 "windows, score modifiers and packed sequences are written for the roles and two stages: set "
                 "warp_specialized=True, three_stage=False");
   static_assert(S.bias != Bias::none || !S.bias_float32, "no bias has no type: set bias_float32=False");
-  static_assert(!BiasBox<S>::copied || BiasBox<S>::cols <= 256,
-                "a TMA box has at most 256 columns: set tile_n to 192 or less");
+  static_assert(S.bias_stages > 0 == BiasBox<S>::copied, "a ring has slots: set bias_stages where TMA copies the bias");
   static_assert(sizeof(Storage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
 }
@@ -98,6 +98,9 @@ __global__ void __launch_bounds__(S.threads(), 1) forward(const __grid_constant_
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();
     if (threadIdx.x == 0) produce<S>(p, storage);
     if (threadIdx.x == 32) store<S>(p, storage);
+    if constexpr (BiasBox<S>::copied) {
+      if (threadIdx.x == 64) produce_bias<S>(p, storage);
+    }
   } else {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_inc<S.consumer_registers()>();
     Consumer<S>(p, storage).run();
@@ -114,6 +117,7 @@ __constant__ KernelTraits forward_traits = {
     .box_cols = panel_cols,
     .bias_box_cols = BiasBox<S>::copied ? BiasBox<S>::cols : 0,
     .bias_box_rows = BiasBox<S>::copied ? BiasBox<S>::rows : 0,
+    .bias_swizzle = BiasBox<S>::copied ? BiasBox<S>::swizzle : 0,
     .persistent = S.scheduler != Scheduler::one_tile,
     .dynamic = S.scheduler == Scheduler::dynamic,
     .producer_registers = S.setmaxnreg ? S.producer_registers() : 0,

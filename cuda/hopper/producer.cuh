@@ -1,4 +1,5 @@
-// The producer role: one thread that keeps the rings of Q, K and V filled by TMA (specification 0x03).
+// The producer role: one thread that keeps the rings of Q, K and V filled by TMA (specification 0x03), and another one for
+// that of a bias.
 #pragma once
 #include "hopper/rows.cuh"
 #include "hopper/storage.cuh"
@@ -35,7 +36,7 @@ struct Keys {
   __device__ Rows from(int row) const { return {row, head, batch}; }
 };
 
-/// Copies blocks of the bias, if there is one to copy.
+/// Copies blocks of the bias.
 template <FwdSpec S>
 class BiasProducer {
  public:
@@ -48,9 +49,13 @@ class BiasProducer {
   __device__ void load(const TileOf<S>& tile, int row) {
     const int key = row - Rows::of_k<S>(tile).first;
     const Slot slot = ring_.acquire();
-    ptx::cp_async_bulk_tensor_4d_load(slot.data, p_.bias, key, S.bias == Bias::row ? 0 : tile.m * S.tile_m,
-                                      p_.bias_stride_head == 0 ? 0 : tile.head,
-                                      p_.bias_stride_batch == 0 ? 0 : tile.batch, slot.full);
+#pragma unroll
+    for (int panel = 0; panel < BiasBox<S>::panels; ++panel) {
+      ptx::cp_async_bulk_tensor_4d_load(slot.data + panel * BiasBox<S>::panel_bytes, p_.bias,
+                                        key + panel * BiasBox<S>::cols, S.bias == Bias::row ? 0 : tile.m * S.tile_m,
+                                        p_.bias_stride_head == 0 ? 0 : tile.head,
+                                        p_.bias_stride_batch == 0 ? 0 : tile.batch, slot.full);
+    }
   }
 
  private:
@@ -58,16 +63,8 @@ class BiasProducer {
   typename Storage<S>::BiasProducer ring_;
 };
 
-template <FwdSpec S>
-  requires(!BiasBox<S>::copied)
-class BiasProducer<S> {
- public:
-  __device__ BiasProducer(const FwdParams&, Storage<S>&) {}
-  __device__ void load(const TileOf<S>&, int) {}
-};
-
 /// The order of loads is the order in which slots become free, and the order of use: K runs one block ahead of V, into the
-/// next tile as well, and with it the next Q and a block of the bias. A single Q slot is free only after the last V of its
+/// next tile as well, and with it the next Q. A single Q slot is free only after the last V of its
 /// tile.
 template <FwdSpec S>
 __device__ void produce(const FwdParams& p, Storage<S>& storage) {
@@ -77,7 +74,6 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   ptx::prefetch_tensormap(p.q);
   ptx::prefetch_tensormap(p.k);
   ptx::prefetch_tensormap(p.v);
-  BiasProducer<S> bias(p, storage);
 
   const auto load_k = [&](const Keys& keys, int row) {
     load<S, S.head_dim, S.tile_n>(p.k, K.acquire(), keys.from(row));
@@ -105,18 +101,15 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
   Keys keys = Keys::of<S>(p, tile);
   load_k(keys, keys.last);
   post(tile);
-  bias.load(tile, keys.last);
   while (tile.valid()) {
     const Keys these = keys;
     for (int row = these.last; row > these.first + S.tile_n; row -= S.tile_n) {
       load_k(these, row - S.tile_n);
-      bias.load(tile, row - S.tile_n);
       load_v(these, row);
     }
     tiles.advance();  // here a draw is back before the next slot is free, and it binds the CTA no earlier than it must
     if (these.last > these.first) {
       load_k(these, these.first);
-      bias.load(tile, these.first);
       load_v(these, these.first + S.tile_n);
     }
     tile = tiles.tile();
@@ -126,10 +119,23 @@ __device__ void produce(const FwdParams& p, Storage<S>& storage) {
     }
     if constexpr (S.q_stages > 1) post_or_close(tile);
     load_v(these, these.first);
-    if (tile.valid()) bias.load(tile, keys.last);
     if constexpr (S.q_stages == 1) post_or_close(tile);
   }
   // No tail: consumers wait for every tile that was asked for, so nothing is in flight when they exit.
+}
+
+/// Likewise one thread: no K or V waits for a slot of the bias, nor a slot of the bias for theirs. It needs no arrival at the
+/// tiles that it reads: a tile stays in its slot until its O has left, and that takes all of its bias.
+template <FwdSpec S>
+__device__ void produce_bias(const FwdParams& p, Storage<S>& storage) {
+  typename Storage<S>::WorkConsumer works(storage.qo, storage.work_barriers, storage.tiles);
+  BiasProducer<S> bias(p, storage);
+  while (true) {
+    const TileOf<S> tile = works.tile(works.next());
+    if (!tile.valid()) return;
+    const Keys keys = Keys::of<S>(p, tile);
+    for (int row = keys.last; row >= keys.first; row -= S.tile_n) bias.load(tile, row);
+  }
 }
 
 }  // namespace cupyfa::hopper

@@ -10,17 +10,20 @@ namespace cupyfa::hopper {
 /// Named barriers of a CTA; 0 is __syncthreads(). One of each kind for each of the at most three consumer warpgroups.
 enum NamedBarrier : int { turn_barrier = 1, epilogue_barrier = turn_barrier + 3 };
 
-/// A block of the bias in shared memory, as TMA writes it without a swizzle: row after row.
+/// A block of the bias in shared memory: panels of `swizzle` bytes a row, as TMA writes them with that swizzle. The widest
+/// that divides a row: a copy asks L2 for no more than such a part of a row at once.
 template <FwdSpec S>
 struct BiasBox {
   static constexpr bool copied = S.bias == Bias::tile || S.bias == Bias::row;
   static constexpr int element_bytes = S.bias_float32 ? 4 : 2;
   static constexpr int rows = S.bias == Bias::row ? 1 : S.tile_m;
-  // Eight columns more than a tile has: modulo 128 bytes, rows then begin an odd multiple of 16 or 32 bytes apart, and the
-  // rows of a warp's load are in different banks. A single row is a multiple of 128 bytes, where the next slot begins.
-  static constexpr int cols = S.bias == Bias::row ? (S.tile_n + 63) / 64 * 64 : S.tile_n + 8;
-  static constexpr int pitch = S.bias == Bias::row ? 0 : cols * element_bytes;
-  static constexpr int bytes = rows * cols * element_bytes;
+  static constexpr int row_bytes = S.tile_n * element_bytes;
+  static constexpr int swizzle = S.bias == Bias::row ? 0 : row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : 32;
+  // A single row is a multiple of 128 bytes, where the next slot begins.
+  static constexpr int cols = S.bias == Bias::row ? (S.tile_n + 63) / 64 * 64 : swizzle / element_bytes;
+  static constexpr int panels = S.bias == Bias::row ? 1 : row_bytes / swizzle;
+  static constexpr int panel_bytes = rows * cols * element_bytes;
+  static constexpr int bytes = panels * panel_bytes;
 };
 
 template <FwdSpec S>
@@ -29,8 +32,8 @@ struct BiasStorage {};
 template <FwdSpec S>
   requires(BiasBox<S>::copied)
 struct BiasStorage<S> {
-  alignas(128) unsigned char data[S.stages][BiasBox<S>::bytes];
-  RingBarriers<S.stages> barriers;
+  alignas(swizzle_atom_bytes) unsigned char data[S.bias_stages][BiasBox<S>::bytes];
+  RingBarriers<S.bias_stages> barriers;
 };
 
 template <FwdSpec S>
@@ -56,8 +59,8 @@ struct Storage {
   using KConsumer = RingConsumer<S.stages, k_bytes>;
   using VProducer = RingProducer<S.stages, v_bytes>;
   using VConsumer = RingConsumer<S.stages, v_bytes>;
-  using BiasProducer = RingProducer<S.stages, BiasBox<S>::bytes>;
-  using BiasConsumer = RingConsumer<S.stages, BiasBox<S>::bytes>;
+  using BiasProducer = RingProducer<S.bias_stages, BiasBox<S>::bytes>;
+  using BiasConsumer = RingConsumer<S.bias_stages, BiasBox<S>::bytes>;
 };
 
 /// Each consumer warp answers for itself: its part of the products that read a K or V slot is complete, its rows of O

@@ -4,6 +4,13 @@
 
 namespace cupyfa::ptx {
 
+/// A word; the address is a multiple of 4.
+__device__ inline u32 ld_shared(SharedAddress address) {
+  u32 word;
+  asm volatile("ld.shared::cta.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 /// Two words; the address is a multiple of 8.
 __device__ inline void ld_shared_v2(SharedAddress address, u32& w0, u32& w1) {
   asm volatile("ld.shared::cta.v2.b32 {%0, %1}, [%2];" : "=r"(w0), "=r"(w1) : "r"(address) : "memory");

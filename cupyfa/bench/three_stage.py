@@ -88,6 +88,7 @@ def spec_of(head_dim: int, tile_m: int, tile_n: int, *, dtype: DType, causal: bo
         alibi=False,
         bias=Bias.NONE,
         bias_float32=False,
+        bias_stages=0,
         negate_scores=False,
         overlap=True,
         three_stage=True,

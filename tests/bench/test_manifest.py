@@ -17,7 +17,7 @@ CELL = Cell(head_dim=128, seqlen=1024, batch=16, heads=16, causal=True)
 SPEC = FwdSpec(
     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=128, tile_n=128, stages=2, q_stages=2,
     varlen=False, causal=True, window=False, sink=False, softcap=False, alibi=False, bias=Bias.NONE,
-    bias_float32=False, negate_scores=False,
+    bias_float32=False, bias_stages=0, negate_scores=False,
     overlap=True, three_stage=False,
     speculative=True, rescale_threshold=0, exp2_fma=0, pingpong=True, warp_specialized=True,
     scheduler=Scheduler.PERSISTENT, longest_first=True, setmaxnreg=True,

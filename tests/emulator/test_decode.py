@@ -378,6 +378,7 @@ KERNEL = FwdSpec(
     alibi=False,
     bias=Bias.NONE,
     bias_float32=False,
+    bias_stages=0,
     negate_scores=False,
     overlap=True,
     three_stage=False,

@@ -83,7 +83,7 @@ SINK = Case("sink", 1, 300, 200, 4, 2, 64, "float16", True, sink=True)
 ALIBI = Case("alibi", 2, 150, 200, 4, 2, 64, "float16", alibi=True)
 SOFTCAP = Case("softcap", 1, 150, 200, 2, 1, 64, "float16", softcap=2.0)
 CAPPED_SINK = Case("mixed", 1, 150, 200, 4, 2, 64, "float16", softcap=2.0, sink=True)
-LOGITS, ARITHMETIC, READER, STORAGE = "logits.cuh", "ptx/arithmetic.cuh", "hopper/bias.cuh", "hopper/storage.cuh"
+LOGITS, ARITHMETIC, READER = "logits.cuh", "ptx/arithmetic.cuh", "hopper/bias.cuh"
 PRODUCER = "hopper/producer.cuh"
 BIAS = Case("bias", 2, 150, 200, 4, 2, 64, "float16", bias="bhqk")
 BIAS_16 = dataclasses.replace(BIAS, dtype="bfloat16", bias_dtype="same")
@@ -138,29 +138,31 @@ FAULTS = {
         "packed << 16",
         BIAS_16,
     ),
-    "both rows have one bias": (READER, r"here \+ below, w", "here, w", BIAS),
-    "columns of a bias repeat": (READER, r"here \+ beside, w", "here, w", BIAS),
+    "both rows have one bias": (READER, r"group\(first, g\) \+ 8 \* r \* Box::swizzle", "group(first, g)", BIAS),
+    "columns of a bias repeat": (READER, r"group\(first, g \+ apart\)", "group(first, g)", BIAS),
+    "groups are fetched in another order than kept": (READER, r"chunk \^= 2 \* apart;", "(void)apart;", BIAS),
+    "panels of a bias repeat": (READER, r" \+ number / of_panel \* Box::panel_bytes", "", BIAS_16),
+    "the bias is not swizzled": (READER, r"\(chunk \^ line % \(Box::swizzle / 16\)\)", "(chunk + 0 * line)", BIAS),
     "matrices of a bias are exchanged": (
         READER,
-        r"w\[i / 2 \+ 1\], w\[i / 2 \+ 2\]",
-        "w[i / 2 + 2], w[i / 2 + 1]",
+        r"w\[4 \* g \+ 1\], w\[4 \* g \+ 2\]",
+        "w[4 * g + 2], w[4 * g + 1]",
         BIAS_16,
     ),
     "warps read the bias of the first": (READER, r"\? place\.row\(\) :", "? place.lane() / 4 :", BIAS),
     "lanes give the same rows to ldmatrix": (
         READER,
-        r" - place\.lane\(\) / 4 \+ place\.lane\(\) % 16",
-        " - place.lane() / 4",
+        r" - lane / 4 \+ lane % 16",
+        " - lane / 4",
         BIAS_16,
     ),
-    "rows of a bias are as long as a tile": (
-        STORAGE,
-        r"0 : cols \* element_bytes",
-        "0 : S.tile_n * element_bytes",
-        BIAS,
+    "a shared row begins with its first column": (
+        READER,
+        r"slot_\.data \+ offset_ \+ 2 \* i",
+        "slot_.data + 2 * i",
+        SHARED_ROW,
     ),
-    "a shared row is looked for in all": (STORAGE, r"pitch = S\.bias == Bias::row \? 0 :", "pitch =", SHARED_ROW),
-    "the bias of the next block": (PRODUCER, r"bias\.load\(tile, row - S\.tile_n\)", "bias.load(tile, row)", BIAS),
+    "the bias of the next block": (PRODUCER, r"bias\.load\(tile, row\)", "bias.load(tile, row - S.tile_n)", BIAS),
     "the bias of the first tile": (PRODUCER, r"0 : tile\.m \* S\.tile_m", "0 : 0", BIAS),
     "the bias of the key head": (PRODUCER, r"0 : tile\.head,", "0 : tile.head_kv,", BIAS),
     "the bias of the first batch": (PRODUCER, r"0 : tile\.batch,", "0 : 0,", BIAS),

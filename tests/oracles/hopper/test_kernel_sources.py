@@ -44,6 +44,7 @@ SPEC = FwdSpec(
     alibi=False,
     bias=Bias.NONE,
     bias_float32=False,
+    bias_stages=0,
     negate_scores=False,
     overlap=True,
     three_stage=False,
@@ -705,7 +706,7 @@ EDITS = {
         (Deadlock, StaleGeneration, EarlyReuse, MissingProduct),
     ),
     "turn not passed": Edit(
-        CONSUMER, r"turn_.pass\(\);(\s*const BiasFragment<S> bias[^\n]*\s*complete<1>)", r"\1", Deadlock
+        CONSUMER, r"turn_.pass\(\);(\s*if constexpr \(!BiasBox[^\n]*\s*complete<1>)", r"\1", Deadlock
     ),
     "last turn not passed, without overlap": Edit(CONSUMER, r"turn_.pass\(\);(\s*finish)", r"\1", Deadlock, "serial"),
     "last credit not taken": Edit(CONSUMER, r"turn_.finish\(\);", "", ConservationError),
