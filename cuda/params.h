@@ -12,18 +12,18 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-/// A query tile of packed sequences, for all heads. The tiles of a sequence are behind each other in the plan, and each of
+/// A query tile of sequences whose lengths the device knows, for all heads. The tiles of a sequence are behind each other in the plan, and each of
 /// them says the same: which rows of the sequence it is follows from its number, and from the head.
 struct alignas(16) PackedTile {
-  int q_begin, seqlen_q;       ///< the sequence's rows in the packed q, out and lse
-  int k_begin, seqlen_k;       ///< its rows in the packed k and v
+  int q_begin, seqlen_q;       ///< the sequence's rows in q
+  int k_begin, seqlen_k;       ///< its rows in k and v
   int sequence;                ///< its number in the batch
   unsigned first;              ///< the number of its first tile in the plan
   unsigned heads_per_section;  ///< query heads whose keys and values should stay in L2 together
   unsigned padding;
 };
 
-/// Which tiles packed sequences have, in the order in which they are computed: what plan.cu writes and the kernels read.
+/// Which tiles such sequences have, in the order in which they are computed: what plan.cu writes and the kernels read.
 struct Plan {
   unsigned count;
   unsigned padding[7];
@@ -41,6 +41,9 @@ constexpr int packed_rows = 1 << 30;
 /// the fifth is 2^34 - s, and its coordinate packed_rows, which together take packed_rows * s from an address, modulo 2^64.
 /// So row i of a sequence of n tokens that begins at token b is at (packed_rows - n + i, b + n): the end of the sequence is
 /// the end of the second dimension, and TMA never touches a neighbour.
+///
+/// Sequences that are not packed, but whose lengths the device knows, have the same dimensions. A batch begins so many rows
+/// behind the one before as its stride is times that of rows: `q_step` in q, `q_step + o_shift` in out.
 struct FwdParams {
   TensorMap q, k, v, o;
   float* lse;                      ///< natural logarithm, or null when nobody asked for it
@@ -57,6 +60,7 @@ struct FwdParams {
   float softcap_slope;             ///< 2 * log2(e) * |softmax_scale| / softcap
   float softcap;                   ///< natural
   int seqlen_q, seqlen_k;          ///< packed: of the arrays
+  int q_step, o_shift;             ///< with a plan; 0 for packed sequences
   int last_diagonal;               ///< causal: row i sees no key behind i + last_diagonal
   int first_diagonal;  ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
   ///< with as many queries as keys, others add the difference
@@ -80,12 +84,14 @@ struct FwdParams {
 
 /// Parameters of the kernel that makes a plan.
 struct PlanParams {
-  const int* cu_seqlens_q;  ///< where the sequences begin in the packed q, and where the last one ends
+  const int* cu_seqlens_q;  ///< where the packed sequences begin in q, and where the last one ends; null: not packed
   const int* cu_seqlens_k;  ///< likewise in k and v
   const int* seqused_q;  ///< how many rows of each are queries; null: all
   const int* seqused_k;  ///< how many are keys; null: all
   Plan* plan;  ///< with room for total_q / tile_m + min(total_q, 2 * sequences + 1) tiles
   unsigned sequences;
+  int rows_q, rows_k;  ///< of each sequence, if they are not packed
+  int q_step, k_step;  ///< rows of q, and of k and v, from a batch to the next
   int total_q, total_k;  ///< rows of the packed arrays
   int tile_m, tile_n;  ///< of the kernel that will read it
   int window;  ///< the most keys that a row sees

@@ -1,5 +1,5 @@
-// Plans packed sequences (specification 0x0B): which query tiles they have, and in which order the kernels take them. One
-// CTA; the lengths are on the device, and the host never learns them.
+// Plans sequences whose lengths are on the device (specification 0x0B): which query tiles they have, and in which order the
+// kernels take them. One CTA; the host never learns the lengths. The sequences are packed, or each has a batch of its own.
 //
 //   all threads   are the offsets ascending?  |  rows of each class of cost  |  where a class begins  |  the tiles
 //
@@ -15,7 +15,7 @@ constexpr u32 plan_threads = 1024;
 constexpr u32 warp_threads = 32;
 constexpr u32 all_lanes = 0xffffffff;
 
-/// Rows of the packed q that see keys of one sequence, or none.
+/// Rows of q, packed or of a batch, that see keys of one sequence, or none.
 struct Stretch {
   int q_begin, seqlen_q, k_begin, seqlen_k, sequence;
 
@@ -25,7 +25,7 @@ struct Stretch {
 /// Whether the sequences before `end` begin in order, within the array. All threads get the answer.
 __device__ inline bool ascending(const int* cu_seqlens, u32 sequences, int total) {
   bool wrong = false;
-  for (u32 i = threadIdx.x; i < sequences; i += plan_threads) {
+  for (u32 i = threadIdx.x; cu_seqlens != nullptr && i < sequences; i += plan_threads) {
     const int begin = cu_seqlens[i], end = cu_seqlens[i + 1];
     wrong |= begin < 0 || end < begin || end > total;
   }
@@ -37,21 +37,29 @@ __device__ inline int used(const int* seqused, u32 sequence, int length) {
   return seqused == nullptr ? length : min(max(seqused[sequence], 0), length);
 }
 
+/// Where a sequence begins, and how long it is.
+struct Bounds {
+  int begin, length;
+
+  __device__ Bounds(const int* cu_seqlens, u32 i, int step, int rows)
+      : begin(cu_seqlens == nullptr ? int(i) * step : cu_seqlens[i]),
+        length(cu_seqlens == nullptr ? rows : cu_seqlens[i + 1] - begin) {}
+};
+
 /// Stretches with an odd number are the sequences, those with an even one the rows before a sequence, and behind the last.
 __device__ inline Stretch stretch(const PlanParams& p, u32 sequences, u32 number) {
   const u32 i = number / 2;
   if (number % 2 == 1) {
-    const int q_begin = p.cu_seqlens_q[i], k_begin = p.cu_seqlens_k[i];
-    return {q_begin, used(p.seqused_q, i, p.cu_seqlens_q[i + 1] - q_begin), k_begin,
-            used(p.seqused_k, i, p.cu_seqlens_k[i + 1] - k_begin), int(i)};
+    const Bounds q(p.cu_seqlens_q, i, p.q_step, p.rows_q), k(p.cu_seqlens_k, i, p.k_step, p.rows_k);
+    return {q.begin, used(p.seqused_q, i, q.length), k.begin, used(p.seqused_k, i, k.length), int(i)};
   }
-  int begin = 0;
+  int begin = 0, end = p.cu_seqlens_q == nullptr ? 0 : i < sequences ? p.cu_seqlens_q[i] : p.total_q, batch = 0;
   if (i > 0) {
-    const int before = p.cu_seqlens_q[i - 1];
-    begin = before + used(p.seqused_q, i - 1, p.cu_seqlens_q[i] - before);
+    const Bounds before(p.cu_seqlens_q, i - 1, p.q_step, p.rows_q);
+    begin = before.begin + used(p.seqused_q, i - 1, before.length);
+    if (p.cu_seqlens_q == nullptr) end = before.begin + before.length, batch = int(i - 1);
   }
-  const int end = i < sequences ? p.cu_seqlens_q[i] : p.total_q;
-  return {begin, end - begin, 0, 0, 0};
+  return {begin, end - begin, 0, 0, batch};
 }
 
 /// The class of a stretch: 0 for the longest tiles. A cost is the number of key blocks; its leading bits as a float make 16

@@ -32,7 +32,7 @@ struct FwdSpec {
   int tile_n;           ///< keys of one step
   int stages;           ///< of the K ring and of the V ring
   int q_stages;         ///< of the Q ring; 2 lets the next tile's Q arrive under this tile
-  bool varlen;          ///< sequences are packed, and a plan lists their tiles
+  bool varlen;          ///< lengths of sequences are on the device, and a plan lists their tiles
   bool causal;          ///< keys end at a diagonal: bottom-right aligned, or a window's right side
   bool window;          ///< keys begin at a diagonal: a window's left side
   bool sink;            ///< each head has a learnable logit without a value

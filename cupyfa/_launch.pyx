@@ -30,7 +30,7 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         const float *alibi_slopes
         long long sink_stride, alibi_stride_batch, alibi_stride_head
         float scale_log2, softcap_slope, softcap
-        int seqlen_q, seqlen_k, last_diagonal, first_diagonal
+        int seqlen_q, seqlen_k, q_step, o_shift, last_diagonal, first_diagonal
         unsigned heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section
         const Plan *plan
         unsigned *tile_counter
@@ -53,7 +53,7 @@ cdef extern from "params.h" namespace "cupyfa" nogil:
         const int *seqused_k
         Plan *plan
         unsigned sequences
-        int total_q, total_k, tile_m, tile_n, window
+        int rows_q, rows_k, q_step, k_step, total_q, total_k, tile_m, tile_n, window
         unsigned heads_q, heads_per_kv, keys_in_l2, multiprocessors
         int tiles_grow, longest_first
 
@@ -478,7 +478,7 @@ cdef class ForwardLauncher:
         As in ``FwdParams``.
     scale, scale_log2, softcap_slope, softcap : float
         As in ``FwdParams``.
-    seqlen_q, seqlen_k, last_diagonal, first_diagonal : int
+    seqlen_q, seqlen_k, q_step, o_shift, last_diagonal, first_diagonal : int
         As in ``FwdParams``.
     heads_q, heads_per_kv, heads_total, tiles_m, tiles, heads_per_section : int
         As in ``FwdParams``.
@@ -505,7 +505,8 @@ cdef class ForwardLauncher:
                  TensorMapGeometry o not None, tuple lse_strides, long long sink_stride, tuple alibi_strides,
                  tuple bias_strides, int bias_rows, int bias_keys, float scale, float scale_log2,
                  float softcap_slope, float softcap, int seqlen_q, int seqlen_k,
-                 int last_diagonal, int first_diagonal, unsigned heads_q, unsigned heads_per_kv,
+                 int q_step, int o_shift, int last_diagonal, int first_diagonal, unsigned heads_q,
+                 unsigned heads_per_kv,
                  unsigned heads_total, unsigned tiles_m, unsigned tiles, unsigned heads_per_section,
                  TensorMapGeometry bias=None, TileCounters counters=None):
         cdef FwdParams *p = self._params
@@ -518,6 +519,7 @@ cdef class ForwardLauncher:
         p.bias_rows, p.bias_keys = bias_rows, bias_keys
         p.scale, p.scale_log2, p.softcap_slope, p.softcap = scale, scale_log2, softcap_slope, softcap
         p.seqlen_q, p.seqlen_k = seqlen_q, seqlen_k
+        p.q_step, p.o_shift = q_step, o_shift
         p.last_diagonal, p.first_diagonal = last_diagonal, first_diagonal
         p.heads_q, p.heads_per_kv, p.heads_total = heads_q, heads_per_kv, heads_total
         p.tiles_m, p.tiles, p.heads_per_section = tiles_m, tiles, heads_per_section
@@ -607,9 +609,9 @@ def plan_bytes(tiles):
     return sizeof(Plan) + tiles * sizeof(PackedTile)
 
 
-def pack_plan(addresses, uintptr_t plan, *, unsigned sequences, int total_q, int total_k, int tile_m, int tile_n,
-              int window, unsigned heads_q, unsigned heads_per_kv, unsigned keys_in_l2, unsigned multiprocessors,
-              bint tiles_grow, bint longest_first):
+def pack_plan(addresses, uintptr_t plan, *, unsigned sequences, int rows_q, int rows_k, int q_step, int k_step,
+              int total_q, int total_k, int tile_m, int tile_n, int window, unsigned heads_q, unsigned heads_per_kv,
+              unsigned keys_in_l2, unsigned multiprocessors, bint tiles_grow, bint longest_first):
     """Return the packed ``PlanParams``.
 
     Parameters
@@ -618,7 +620,9 @@ def pack_plan(addresses, uintptr_t plan, *, unsigned sequences, int total_q, int
         Of cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k; 0 for one that was not passed.
     plan : int
         Where the plan goes.
-    sequences, total_q, total_k, tile_m, tile_n, window, heads_q, heads_per_kv, keys_in_l2, multiprocessors : int
+    sequences, rows_q, rows_k, q_step, k_step, total_q, total_k, tile_m, tile_n, window : int
+        As in ``PlanParams``.
+    heads_q, heads_per_kv, keys_in_l2, multiprocessors : int
         As in ``PlanParams``.
     tiles_grow, longest_first : bool
         As in ``PlanParams``.
@@ -635,6 +639,7 @@ def pack_plan(addresses, uintptr_t plan, *, unsigned sequences, int total_q, int
     p.cu_seqlens_q, p.cu_seqlens_k = <const int *>cu_seqlens_q, <const int *>cu_seqlens_k
     p.seqused_q, p.seqused_k, p.plan = <const int *>seqused_q, <const int *>seqused_k, <Plan *>plan
     p.sequences, p.total_q, p.total_k = sequences, total_q, total_k
+    p.rows_q, p.rows_k, p.q_step, p.k_step = rows_q, rows_k, q_step, k_step
     p.tile_m, p.tile_n, p.window = tile_m, tile_n, window
     p.heads_q, p.heads_per_kv, p.keys_in_l2 = heads_q, heads_per_kv, keys_in_l2
     p.multiprocessors, p.tiles_grow, p.longest_first = multiprocessors, tiles_grow, longest_first

@@ -40,6 +40,8 @@ def attention(
     sink: Any = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    seqused_q: Any = ...,
+    seqused_k: Any = ...,
     layout: Layout = ...,
     return_lse: Literal[False] = ...,
     out: Any = ...,
@@ -63,6 +65,8 @@ def attention(
     sink: Any = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    seqused_q: Any = ...,
+    seqused_k: Any = ...,
     layout: Layout = ...,
     return_lse: Literal[True],
     out: Any = ...,
@@ -85,6 +89,8 @@ def attention(
     sink: Any = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
     layout: Layout = "BSHD",
     return_lse: bool = False,
     out: Any = None,
@@ -125,6 +131,12 @@ def attention(
         float32 or the dtype of ``q``; 2 to 4 axes. Is added to the scaled (and capped) score, before the mask; -inf
         hides a key. On the GPU it is read in place: fast where the last axis is contiguous, and the address and the
         other strides are multiples of 16 bytes, none of them negative.
+    seqused_q, seqused_k : array, optional, (batch,)
+        int32, contiguous. Only so many of the first rows, and of the first keys, of each sequence are used: masks are
+        aligned to these lengths, keys behind them are never looked at, and rows behind them see no key. On the GPU they
+        stay there, and a captured call takes those of each replay; a negative number counts as 0, one beyond the length
+        as the length. With ``CUPYFA_DEBUG=1`` in the environment such a number is a ValueError, at the price of a wait
+        for the GPU in each call; NumPy arrays are always checked.
     layout : {"BSHD", "BHSD"}
         ``"BHSD"``: q, k, v and out are (batch, heads, seqlen, head_dim).
     return_lse : bool
@@ -135,8 +147,8 @@ def attention(
     lse : array, optional
         float32, (batch, heads_q, seqlen_q), written in place, whatever ``return_lse`` is.
     workspace : array, optional
-        uint8, at least :func:`cupyfa.workspace_size` bytes, for copies (see the Notes); new memory by default. No
-        memory in common with other arguments.
+        uint8, at least :func:`cupyfa.workspace_size` bytes, for copies (see the Notes), and for the plan that lengths
+        need; new memory by default. No memory in common with other arguments.
     backend : {"emulator"}, optional
         ``"emulator"`` runs the kernel that CuPy arrays would get on an H200, instruction by instruction, on NumPy
         arrays (it needs ``pip install 'cupyfa[compile]'``); the rules for arrays on a GPU hold. :mod:`cupyfa.emulate`
@@ -148,8 +160,8 @@ def attention(
     Returns
     -------
     array or AttentionResult
-        The output, or ``(out, lse)`` with ``return_lse``. A row that sees no key has output 0 and lse -inf, with a sink
-        the sink.
+        The output, or ``(out, lse)`` with ``return_lse``. A row that sees no key, or is not used, has output 0 and lse
+        -inf, with a sink the sink.
 
     Raises
     ------
@@ -173,10 +185,11 @@ def attention(
     last axis is contiguous, and the other strides are multiples of 16 bytes from 0 to 2^40: views of heads, rows,
     batches, the layout, arrays that were broadcast. Any other is copied as a whole before the kernel (``out`` behind
     it), which costs its memory and about the time to read and write it once: where the last axis was sliced to a width
-    or from a place that is no multiple of 8, is reversed or has steps; where an axis runs backwards. Then
-    :func:`cupyfa.workspace_size` is not 0, and :func:`cupyfa.explain` names the copies. They are made by CuPy, whose
-    kernels are loaded by the first such call: make it before a capture. All other arrays are read and written in place;
-    their strides and addresses are multiples of the size of their numbers.
+    or from a place that is no multiple of 8, is reversed or has steps; where an axis runs backwards; with lengths also
+    where the next batch begins in the middle of a row, as in (seqlen, batch, heads, head_dim), or behind other numbers
+    of rows in k and in v. Then :func:`cupyfa.workspace_size` is not 0, and :func:`cupyfa.explain` names the copies.
+    They are made by CuPy, whose kernels are loaded by the first such call: make it before a capture. All other arrays
+    are read and written in place; their strides and addresses are multiples of the size of their numbers.
 
     Examples
     --------
@@ -191,6 +204,6 @@ def attention(
     """
     check_flag("return_lse", return_lse)
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias)
+    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias, None, None, seqused_q, seqused_k)
     out, lse = attend(arrays, options, return_lse, backend, config, None, workspace)
     return AttentionResult(out, lse) if return_lse else out

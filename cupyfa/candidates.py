@@ -42,7 +42,7 @@ class Candidate:
     narrow : bool
         The row is only for windows of which blocks of 128 keys would cover a fifth more keys than its own.
     packed : bool
-        The row is only for packed sequences.
+        The row is only for sequences whose lengths are arrays: packed ones, or those of which a part is used.
     bias : tuple of str
         What biases the row is for.
     bias_stages : int
@@ -80,8 +80,8 @@ class Candidate:
                 return f"holds {name} up to {getattr(self, name)}, the problem has {getattr(problem, name)}"
         if _kind_of_bias(problem) not in self.bias:
             return f"is for {' or '.join(self.bias)}, the problem has {_kind_of_bias(problem)}"
-        if self.packed and problem.packed is None:
-            return "is for packed sequences"
+        if self.packed and not problem.planned:
+            return "is for sequences whose lengths are arrays"
         if problem.max_seqlen_q > self.max_seqlen_q and problem.window > self.max_window:
             return f"is for seqlen_q up to {self.max_seqlen_q}, or windows of up to {self.max_window} keys"
         if self.narrow and self._keys(problem, 128) < 1.2 * self._keys(problem, self.tile_n):
@@ -109,7 +109,7 @@ class Candidate:
             tile_n=self.tile_n,
             stages=self.stages,
             q_stages=self.q_stages,
-            varlen=problem.packed is not None,
+            varlen=problem.planned,
             causal=problem.right is not None,
             window=problem.left is not None,
             sink=problem.sink is not None,
@@ -337,7 +337,7 @@ CANDIDATES = (
         q_stages=2,
         packed=True,
         bias=(_BIAS_GATHERED,),
-        reason="packed sequences, whose lengths take registers: more keys would spill",
+        reason="lengths that are arrays take registers: more keys would spill",
     ),
     Candidate(
         head_dim=192,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import TMA_ALIGNMENT, TMA_MAX_STRIDE, Layout, Operand
+from cupyfa.operand import TMA_ALIGNMENT, TMA_MAX_STRIDE, Layout, Operand, rows_to_next
 from cupyfa.problem import Problem
 
 __all__ = ["Copy", "plan_copies", "with_copies"]
@@ -117,11 +117,13 @@ def plan_copies(problem: Problem, layout: Layout, unaligned: Collection[str], be
     if problem.is_empty:
         return ()
     packed = problem.packed is not None
+    # K and V begin alike: where the strides of one tell another step from batch to batch, both are copied.
+    apart = problem.used is not None and rows_to_next(problem.k) != rows_to_next(problem.v)
     for name in _MATRICES:
         operand: Operand = getattr(problem, name)
-        if name in unaligned or _unreadable(operand, packed) is not None:
-            shape, copied = _contiguous(operand, layout)
-            if (axis := _unreadable(copied, packed)) is not None:
+        if name in unaligned or _unreadable(operand, problem) is not None or (apart and name in ("k", "v")):
+            shape, copied = _contiguous(operand, layout, problem.used is None)
+            if (axis := _unreadable(copied, problem)) is not None:
                 raise UnsupportedError(
                     f"attention: {name} has shape {operand.shape[packed:]}; a contiguous copy of it, which its strides "
                     f"or its address make necessary, has {copied.strides[axis]} bytes from one index of an axis to the "
@@ -151,9 +153,12 @@ def with_copies(problem: Problem, copies: tuple[Copy, ...]) -> Problem:
     return dataclasses.replace(problem, **changes) if changes else problem
 
 
-def _unreadable(operand: Operand, packed: bool) -> int | None:
-    """Return the first axis along which no tensor map can describe an array, in BSHD order; None if it can."""
-    limits = (TMA_MAX_STRIDE, _MAX_PACKED_ROW if packed else TMA_MAX_STRIDE, TMA_MAX_STRIDE)
+def _unreadable(operand: Operand, problem: Problem) -> int | None:
+    """Return the first axis along which no tensor map can describe a matrix, in BSHD order; None if it can."""
+    planned = problem.planned
+    if problem.used is not None and rows_to_next(operand) is None:
+        return 0
+    limits = (TMA_MAX_STRIDE, _MAX_PACKED_ROW if planned else TMA_MAX_STRIDE, TMA_MAX_STRIDE)
     for axis, limit in enumerate(limits):
         stride = operand.strides[axis]
         if operand.shape[axis] > 1 and (stride % TMA_ALIGNMENT or not 0 <= stride < limit):
@@ -161,13 +166,13 @@ def _unreadable(operand: Operand, packed: bool) -> int | None:
     return None if operand.strides[3] == operand.dtype.itemsize else 3
 
 
-def _contiguous(operand: Operand, layout: Layout) -> tuple[tuple[int, ...], Operand]:
+def _contiguous(operand: Operand, layout: Layout, repeating: bool) -> tuple[tuple[int, ...], Operand]:
     """Return the shape of a copy in the user's layout, and the copy in BSHD order.
 
-    Axes along which the array repeats are not copied: keys that were broadcast to all heads stay one.
+    If `repeating`, axes along which the array repeats are not copied: keys that were broadcast to all heads stay one.
     """
     given = operand.in_bshd(layout)  # exchanging two axes undoes itself
-    repeats = [stride == 0 and axis < 3 for axis, stride in enumerate(given.strides)]
+    repeats = [repeating and stride == 0 and axis < 3 for axis, stride in enumerate(given.strides)]
     shape = tuple(1 if repeat else size for repeat, size in zip(repeats, given.shape, strict=True))
     dense = Operand.contiguous(operand.name, shape, operand.dtype, operand.device)
     strides = tuple(0 if repeat else stride for repeat, stride in zip(repeats, dense.strides, strict=True))

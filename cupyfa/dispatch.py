@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     launcher : ForwardLauncher or None
         The prepared launch.
     planner : Planner or None
-        Of packed sequences.
+        Of sequences whose lengths are arrays.
     copies : tuple of Copy
         Of the matrices that the kernel cannot take where they are.
     workspace_bytes : int
@@ -201,14 +201,14 @@ def _prepare(
     if problem.is_empty:
         return Prepared(problem, selection, None, None, None, (), 0)
     kernel = load(selection.spec, current_device)
-    planner, size = None, 0
-    if problem.packed is not None:
-        plan_kernel = load(PlanSpec(), current_device)
-        planner = Planner.of(Packing.of(problem, selection, device), plan_kernel.function, plan_kernel.traits)
-        size = planner.packing.plan_bytes
+    size = Packing.of(problem, selection, device).plan_bytes if problem.planned else 0
     # Behind the plan: one that was made in this workspace before is still there.
     copies = plan_copies(problem, options.layout, unaligned, size)
     readable = with_copies(problem, copies)
+    planner = None
+    if problem.planned:
+        plan_kernel = load(PlanSpec(), current_device)
+        planner = Planner.of(Packing.of(readable, selection, device), plan_kernel.function, plan_kernel.traits)
     launcher = plan_forward(readable, kernel.traits, kernel.function, device, kernel.counters)
     return Prepared(problem, selection, kernel, launcher, planner, copies, copies[-1].end if copies else size)
 
@@ -236,7 +236,7 @@ def _on_gpu(
         prepared = prepare(arrays, options, want_lse, config, unaligned)
         launcher, copies = prepared.launcher, prepared.copies
     stream = cupy.cuda.get_current_stream().ptr
-    if debug.DEBUG and problem.packed is not None and plan is None:
+    if debug.DEBUG and problem.planned and plan is None:
         _check_lengths_on_gpu(arrays, problem)
     if launcher is None:
         fill_without_keys(out, lse, arrays.sink)
@@ -398,7 +398,12 @@ def _on_cpu(arrays: Arrays[Any], options: Options) -> tuple[Any, Any]:
         packed.attention(q, k, v, **lengths, **given, out=o)
     else:
         q, k, v, o = (x.transpose(0, 2, 1, 3) if options.layout == "BHSD" else x for x in matrices)
-        online.attention(q, k, v, **given, out=o)
+        if problem.used is None:
+            online.attention(q, k, v, **given, out=o)
+        else:
+            used = {name: getattr(arrays, name) for name in ("seqused_q", "seqused_k")}
+            check_lengths(used, problem)
+            packed.of_batch(q, k, v, **used, **given, out=o)
     return out, lse
 
 

@@ -236,6 +236,8 @@ def prepare(
     sink: Any = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
     layout: Layout = "BSHD",
     out: Any = None,
     lse: Any = None,
@@ -245,7 +247,9 @@ def prepare(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, out, lse
+    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, seqused_q, seqused_k
+        As for :func:`cupyfa.attention`.
+    layout, out, lse
         As for :func:`cupyfa.attention`.
     **device
         As for :func:`prepare_arrays`.
@@ -256,7 +260,8 @@ def prepare(
         Ready to launch.
     """
     options = check_options(softmax_scale, causal, window_size, softcap, layout)
-    return prepare_arrays(Arrays(q, k, v, out, lse, sink, alibi_slopes, bias), options, **device)
+    arrays = Arrays(q, k, v, out, lse, sink, alibi_slopes, bias, None, None, seqused_q, seqused_k)
+    return prepare_arrays(arrays, options, **device)
 
 
 def prepare_arrays(
@@ -329,7 +334,8 @@ def prepare_arrays(
     for copy, _, memory in copied:
         at[copy.name] = emulated.register(memory, name=f"copy of {copy.name}", writable=copy.name == "out")
     addresses = Addresses(**at)
-    launcher = plan_forward(with_copies(problem, copies), traits, Function(0), device)
+    readable = with_copies(problem, copies)
+    launcher = plan_forward(readable, traits, Function(0), device)
 
     def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
         return emulated.tensor_map(
@@ -343,8 +349,8 @@ def prepare_arrays(
 
     at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
     planning, at_plan = None, 0
-    if problem.packed is not None:
-        packing = Packing.of(problem, selection, device)
+    if problem.planned:
+        packing = Packing.of(readable, selection, device)
         plan = np.zeros(packing.plan_bytes, np.uint8)
         at_plan = emulated.register(plan, name="plan")
         plan_kernel, plan_traits = kernel_of(PlanSpec())
@@ -393,6 +399,8 @@ def attention(
     sink: Any = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
     layout: Layout = "BSHD",
     config: Config | None = None,
     arch: str = "sm_90a",
@@ -405,7 +413,9 @@ def attention(
 
     Parameters
     ----------
-    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, config
+    q, k, v, softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, seqused_q, seqused_k
+        As for :func:`cupyfa.attention`.
+    layout, config
         As for :func:`cupyfa.attention`; NumPy arrays.
     arch : str
         A key of :data:`ARCHITECTURES`.
@@ -430,7 +440,7 @@ def attention(
     'clean'
     """
     checked = check_options(softmax_scale, causal, window_size, softcap, layout)
-    arrays = Arrays(q, k, v, sink=sink, alibi_slopes=alibi_slopes, bias=bias)
+    arrays = Arrays(q, k, v, None, None, sink, alibi_slopes, bias, None, None, seqused_q, seqused_k)
     prepared = prepare_arrays(arrays, checked, config=config, arch=arch, sms=sms)
     run = prepared.launch(policy=policy, seed=seed, **options)
     lse = cast("np.ndarray[Any, Any]", prepared.lse)  # not None: prepare makes one unless it is told not to

@@ -54,7 +54,7 @@ class Explanation:
     copied : tuple of str
         The matrices that the kernel cannot take where they are.
     planner : PlanSpec or None
-        The kernel that plans packed sequences; None if they are not packed.
+        The kernel that plans sequences whose lengths are arrays; None if they are not.
     workspace_bytes : int
         What the plan and the copies need, as :func:`cupyfa.workspace_size` returns it.
     note : str
@@ -188,7 +188,7 @@ def explain(
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, device))
     problem = Problem.from_operands(operands, options, want_lse=False, current_device=device)
     if arch is None:
-        oracle = "online" if problem.packed is None else "packed"
+        oracle = "packed" if problem.planned else "online"
         return Explanation(
             "numpy", problem, note=f"on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.{oracle}"
         )
@@ -196,7 +196,7 @@ def explain(
     if problem.is_empty:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
     planner, size = None, 0
-    if problem.packed is not None:
+    if problem.planned:
         planner, size = PlanSpec(), Packing.of(problem, selection, H200).plan_bytes
     copies = plan_copies(problem, layout, (), size)
     beside: dict[str, Any] = {
@@ -252,6 +252,7 @@ def _options_of(problem: Problem) -> str:
         parts.append(f"window ({left}, {right})")
     if problem.softcap is not None:
         parts.append(f"softcap {problem.softcap:g}")
+    parts += [name for name in ("seqused_q", "seqused_k") if getattr(problem.used, name, None) is not None]
     parts += [name for name in ("sink", "alibi_slopes") if getattr(problem, name) is not None]
     if problem.bias is not None:
         parts.append(f"bias {problem.bias.dtype}")

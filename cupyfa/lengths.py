@@ -1,4 +1,4 @@
-"""The values of the lengths of packed sequences: only the device has them, unless somebody waits for it."""
+"""The values of lengths that are arrays: only the device has them, unless somebody waits for it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ __all__ = ["check_lengths"]
 
 
 def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
-    """Check the values of the lengths of packed sequences, on the host.
+    """Check the values of the lengths of sequences, on the host.
 
     Parameters
     ----------
     lengths : dict
-        cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k: NumPy arrays, or None.
+        cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k: NumPy arrays, or None. Without packed sequences, only the
+        last two matter.
     problem : Problem
-        Packed.
+        Planned.
 
     Raises
     ------
@@ -30,11 +31,15 @@ def check_lengths(lengths: dict[str, Any], problem: Problem) -> None:
     sides = (("q", problem.seqlen_q, "rows"), ("k", problem.seqlen_k, "keys"))
     for (side, total, rows), most in zip(sides, of_bias, strict=True):
         name, used_name = f"cu_seqlens_{side}", f"seqused_{side}"
-        offsets, used = lengths[name].astype(np.int64), lengths[used_name]
+        used = lengths[used_name]
+        if problem.packed is None:
+            offsets, end = np.arange(problem.batch + 1, dtype=np.int64) * total, problem.batch * total
+        else:
+            offsets, end = lengths[name].astype(np.int64), total
         sizes = np.diff(offsets)
         for i in np.flatnonzero(sizes < 0)[:1]:
             raise ValueError(f"attention: {name}[{i + 1}] is {offsets[i + 1]}, less than {name}[{i}], {offsets[i]}")
-        for i in np.flatnonzero((offsets < 0) | (offsets > total))[:1]:
+        for i in np.flatnonzero((offsets < 0) | (offsets > end))[:1]:
             raise ValueError(f"attention: {name}[{i}] is {offsets[i]}; it must be from 0 to the {total} rows of {side}")
         if used is not None:
             for i in np.flatnonzero((used < 0) | (used > sizes))[:1]:

@@ -23,6 +23,7 @@ __all__ = [
     "Operand",
     "host_addresses",
     "overlaps_itself",
+    "rows_to_next",
     "share_memory",
 ]
 
@@ -35,6 +36,8 @@ LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 TMA_ALIGNMENT = 16
 #: What the strides of a tensor map are below, in bytes.
 TMA_MAX_STRIDE = 2**40
+
+_MAX_PLANNED_ROWS = 2**30  # FwdParams: packed_rows
 
 #: Shape, strides in bytes, dtype and CUDA device (None: NumPy) of an array: all of it but its address and data.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any], int | None]
@@ -195,6 +198,36 @@ def overlaps_itself(operand: Operand) -> bool:
             return True
         covered += stride * (size - 1)
     return False
+
+
+def rows_to_next(operand: Operand) -> int | None:
+    """Return how many rows behind a sequence the next one of the batch begins.
+
+    Parameters
+    ----------
+    operand : Operand
+        A matrix in BSHD order.
+
+    Returns
+    -------
+    int or None
+        None if it is no number of rows, or so many that a plan cannot count to the last one.
+
+    Examples
+    --------
+    >>> rows_to_next(Operand.contiguous("k", (2, 5, 3, 8), np.float16, 0))
+    5
+    >>> rows_to_next(Operand.contiguous("k", (2, 3, 5, 8), np.float16, 0).in_bshd("BHSD"))
+    15
+    """
+    batch, seqlen = operand.shape[:2]
+    to_batch, to_row = operand.strides[:2]
+    if batch <= 1 or seqlen <= 1:
+        return 1 if batch > 1 else 0
+    if to_row <= 0 or to_batch < 0 or to_batch % to_row:
+        return None
+    step = to_batch // to_row
+    return step if (batch - 1) * step + seqlen <= _MAX_PLANNED_ROWS else None
 
 
 def share_memory(a: Operand, address_a: int, b: Operand, address_b: int) -> bool:

@@ -1,4 +1,4 @@
-"""Packed sequences: what their plan depends on, and how large it can be.
+"""Sequences whose lengths are arrays: what their plan depends on, and how large it can be.
 
 The lengths are on the device, and only the device ever looks at them: ``cuda/plan.cu`` turns them into the tiles that
 the kernel computes. What the host knows, the shapes, bounds their number.
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cupyfa._launch import PARAMETER_SIZES, Function, LaunchGeometry, launch, pack_plan, plan_bytes
-from cupyfa.operand import Addresses
+from cupyfa.operand import Addresses, rows_to_next
 from cupyfa.problem import Problem
 from cupyfa.select import Device, Selection
 
@@ -22,12 +22,12 @@ _UNBOUNDED = 2**30  # keys of a window; the arrays hold fewer, or so many that t
 
 
 def packed_tiles(problem: Problem, tile_m: int) -> int:
-    """Return the most query tiles that packed sequences can have.
+    """Return the most query tiles that sequences can have whose lengths the host does not know.
 
     Parameters
     ----------
     problem : Problem
-        Packed.
+        Planned.
     tile_m : int
         Query rows of a tile.
 
@@ -36,7 +36,7 @@ def packed_tiles(problem: Problem, tile_m: int) -> int:
     int
         Of one head. Each sequence, and each gap before, between and behind them, may end with a tile that is not full.
     """
-    return _most_tiles(problem.seqlen_q, problem.batch, tile_m)
+    return _most_tiles(problem.rows[0], problem.batch, tile_m)
 
 
 def _most_tiles(total_q: int, sequences: int, tile_m: int) -> int:
@@ -75,6 +75,10 @@ class Packing:
     ----------
     sequences, total_q, total_k : int
         Sizes.
+    rows_q, rows_k : int
+        Rows of each sequence; 0 if they are packed.
+    q_step, k_step : int
+        Rows from one to the next; likewise.
     tile_m, tile_n : int
         Tile of the kernel.
     window : int
@@ -90,6 +94,10 @@ class Packing:
     """
 
     sequences: int
+    rows_q: int
+    rows_k: int
+    q_step: int
+    k_step: int
     total_q: int
     total_k: int
     tile_m: int
@@ -109,7 +117,7 @@ class Packing:
         Parameters
         ----------
         problem : Problem
-            Packed.
+            Planned.
         selection : Selection
             Its kernel.
         device : Device
@@ -124,8 +132,12 @@ class Packing:
         bytes_of_key = (problem.head_dim + problem.head_dim_v) * problem.q.dtype.itemsize
         return cls(
             sequences=problem.batch,
-            total_q=problem.seqlen_q,
-            total_k=problem.seqlen_k,
+            rows_q=0 if problem.packed else problem.seqlen_q,
+            rows_k=0 if problem.packed else problem.seqlen_k,
+            q_step=0 if problem.packed else rows_to_next(problem.q) or 0,
+            k_step=0 if problem.packed else rows_to_next(problem.k) or 0,
+            total_q=problem.rows[0],
+            total_k=problem.rows[1],
             tile_m=spec.tile_m,
             tile_n=spec.tile_n,
             window=int(min(problem.window, _UNBOUNDED)),

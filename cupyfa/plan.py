@@ -8,7 +8,7 @@ import numpy as np
 
 from cupyfa._launch import PACKED_ROWS, ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import Operand
+from cupyfa.operand import Operand, rows_to_next
 from cupyfa.packing import packed_tiles
 from cupyfa.problem import Problem
 from cupyfa.scales import Scales
@@ -43,7 +43,7 @@ def plan_forward(
     ForwardLauncher
         Needs only addresses and a stream.
     """
-    if problem.packed is None:
+    if not problem.planned:
         tiles_m = -(-problem.seqlen_q // traits["tile_m"])
         heads_total = problem.batch * problem.heads_q
     else:  # at most; the plan knows better
@@ -53,13 +53,14 @@ def plan_forward(
         raise UnsupportedError(
             f"attention: batch {problem.batch} * heads {problem.heads_q} * {tiles_m} query tiles are {tiles} tiles; "
             f"at most {_MAX_TILES} are supported: split the batch"
-            if problem.packed is None
+            if not problem.planned
             else f"attention: {problem.heads_q} heads * {tiles_m} query tiles are {tiles} tiles; at most {_MAX_TILES} "
             "are supported: split the batch"
         )
     batch, head, row = (0, 0, 0) if problem.lse is None else problem.lse.strides
     slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
-    diagonal = 0 if problem.packed else problem.seqlen_k - problem.seqlen_q
+    diagonal = 0 if problem.planned else problem.seqlen_k - problem.seqlen_q
+    q_step, o_step = (rows_to_next(x) or 0 if problem.used else 0 for x in (problem.q, problem.out))
     scales = Scales.of(problem.softmax_scale, problem.softcap)
     bias_strides = (0, 0, 0, 0) if problem.bias is None else problem.bias.strides
     bias_rows, bias_keys = (0, 0) if problem.bias is None else problem.bias.shape[2:]
@@ -72,7 +73,7 @@ def plan_forward(
             threads=traits["threads"],
             shared_bytes=traits["shared_bytes"],
             cluster_size=traits["cluster_size"],
-            programmatic=problem.packed is not None,  # it starts while its plan is being made
+            programmatic=problem.planned,  # it starts while its plan is being made
         ),
         q=_tensor_map(problem, problem.q, (cols, traits["tile_m"])),
         k=_tensor_map(problem, problem.k, (cols, traits["tile_n"])),
@@ -91,12 +92,14 @@ def plan_forward(
         first_diagonal=0 if problem.left is None else diagonal - problem.left,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
+        q_step=q_step,
+        o_shift=o_step - q_step,
         heads_q=problem.heads_q,
         heads_per_kv=problem.heads_q // problem.heads_kv,
         heads_total=heads_total,
         tiles_m=tiles_m,
         tiles=tiles,
-        heads_per_section=1 if problem.packed else heads_per_section(problem, traits, device),
+        heads_per_section=1 if problem.planned else heads_per_section(problem, traits, device),
         counters=counters,
     )
 
@@ -122,9 +125,10 @@ def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> Ten
     batch, seqlen, heads, head_dim = operand.shape
     # The stride of an axis with one index is never used, but the driver checks it.
     strides = [stride if size > 1 else 16 for stride, size in zip(operand.strides, operand.shape, strict=True)]
-    if problem.packed:  # see FwdParams
-        row = strides[1]
-        shape = (head_dim, PACKED_ROWS, heads, seqlen + 1, PACKED_ROWS + 1)
+    if problem.planned:  # see FwdParams
+        row = strides[1] if seqlen > 1 else strides[0]  # the step to the next batch is a row where sequences have one
+        rows = seqlen if problem.packed else (batch - 1) * (rows_to_next(operand) or 0) + seqlen
+        shape = (head_dim, PACKED_ROWS, heads, rows + 1, PACKED_ROWS + 1)
         return TensorMapGeometry(problem.dtype.value, shape, (row, strides[2], row, 2**34 - row), box)
     return TensorMapGeometry(
         problem.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), box

@@ -25,7 +25,7 @@ from cupyfa.checks import (
 )
 from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, TMA_MAX_STRIDE, Addresses, Arrays, Operand
 from cupyfa.options import Options
-from cupyfa.packed import Packed, check_packed
+from cupyfa.packed import Packed, Used, check_packed, check_used
 from cupyfa.spec import Bias, DType
 
 __all__ = ["Problem", "check_alignment", "check_overlap", "check_workspace"]
@@ -63,6 +63,8 @@ class Problem:
         may have other numbers of rows and keys: from the beginning of each sequence on.
     packed : Packed or None
         None: sequences are equally long, and have an axis of their own.
+    used : Used or None
+        How much of them is used, if they are not packed; None: all.
     """
 
     dtype: DType
@@ -86,6 +88,7 @@ class Problem:
     alibi_slopes: Operand | None
     bias: Operand | None
     packed: Packed | None = None
+    used: Used | None = None
 
     @classmethod
     def from_operands(
@@ -137,6 +140,7 @@ class Problem:
             _check_shapes(q, k, v)
             batch, seqlen_q, heads_q, head_dim = q.shape
             lse_shape = (batch, heads_q, seqlen_q)
+        used = None if packed else check_used(operands, batch)
         if lse is None and want_lse:
             lse = Operand.contiguous("lse", lse_shape, np.float32, q.device)
         if lse is not None:
@@ -181,12 +185,24 @@ class Problem:
             alibi_slopes=slopes,
             bias=bias,
             packed=packed,
+            used=used,
         )
 
     @property
     def causal(self) -> bool:
         """Whether keys end at a diagonal."""
         return self.right is not None
+
+    @property
+    def planned(self) -> bool:
+        """Whether only the device knows the lengths of the sequences, so that it has to plan their tiles."""
+        return self.packed is not None or self.used is not None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """All rows of queries, and all of keys, whatever is used of them."""
+        sequences = 1 if self.packed is not None else self.batch
+        return sequences * self.seqlen_q, sequences * self.seqlen_k
 
     @property
     def window(self) -> float:
@@ -220,7 +236,9 @@ class Problem:
     def inputs(self) -> tuple[tuple[Operand, int], ...]:
         """The arrays that are read, each with its place among the addresses."""
         places = [name for name in Addresses._fields if name not in ("out", "lse")]
-        operands = ((getattr(self.packed if name in LENGTHS else self, name, None), name) for name in places)
+        operands = (
+            (getattr((self.packed or self.used) if name in LENGTHS else self, name, None), name) for name in places
+        )
         return tuple((x, Addresses._fields.index(name)) for x, name in operands if x is not None)
 
     @property

@@ -74,7 +74,7 @@ class FwdSpec:
     q_stages : int
         Slots of the Q ring.
     varlen : bool
-        Sequences are packed, and a plan lists their tiles.
+        The lengths of sequences are arrays, and a plan lists their tiles: they are packed, or a part of each is used.
     causal : bool
         Keys end at a diagonal: a bottom-right aligned causal mask, or the right side of a window.
     window : bool

@@ -28,6 +28,8 @@ _ARGUMENTS = (
     "alibi_slopes",
     "bias",
     "bias_dtype",
+    "seqused_q",
+    "seqused_k",
     "sequences",
     "max_seqlen_q",
     "max_seqlen_k",
@@ -44,12 +46,13 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
     ----------
     calls : iterable of Mapping
         The keyword arguments of :func:`cupyfa.attention`, with shapes in place of arrays: ``q``, ``k``, and ``v`` if it
-        is not that of ``k``; ``dtype``, one for all of them; ``sink=True`` and ``alibi_slopes=True`` where there will
-        be such an array; ``bias``, a shape, and ``bias_dtype`` if that is not float32. ``out`` and ``lse`` do not
-        matter. For :func:`cupyfa.attention_varlen` the shapes have three axes, and ``sequences`` says how many there
-        will be; any other number needs the same kernels. For :func:`cupyfa.attention_with_kvcache` there are
-        ``k_cache``, ``v_cache`` if it is not as long, and the shapes ``page_table``, ``k`` and ``v`` or
-        ``cache_batch_idx=True`` as far as the call has them; rotary tables and lengths do not matter.
+        is not that of ``k``; ``dtype``, one for all of them; ``sink=True``, ``alibi_slopes=True``, ``seqused_q=True``
+        and ``seqused_k=True`` where there will be such an array; ``bias``, a shape, and ``bias_dtype`` if that is not
+        float32. ``out`` and ``lse`` do not matter. For :func:`cupyfa.attention_varlen` the shapes have three axes, and
+        ``sequences`` says how many there will be; any other number needs the same kernels. For
+        :func:`cupyfa.attention_with_kvcache` there are ``k_cache``, ``v_cache`` if it is not as long, and the shapes
+        ``page_table``, ``k`` and ``v`` or ``cache_batch_idx=True`` as far as the call has them; rotary tables and
+        lengths do not matter.
     workers : int, optional
         How many kernels are compiled at a time; by default as many as there are processors.
     progress : bool
@@ -123,9 +126,13 @@ def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, 
     for name in ("sink", "alibi_slopes"):
         if call.get(name):
             operands[name] = Operand.contiguous(name, (heads,), np.float32, 0)
+    batch = sequences if sequences is not None else operands["q"].shape[0]
+    for name in ("seqused_q", "seqused_k"):
+        if call.get(name):
+            operands[name] = Operand.contiguous(name, (batch,), np.int32, 0)
     if biased:
         operands["bias"] = Operand.contiguous("bias", tuple(call["bias"]), call.get("bias_dtype", np.float32), 0)
     problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)
     config: Config | None = call.get("config")
     spec = select(problem, device, config).spec
-    return (spec, PlanSpec()) if packed else (spec,)
+    return (spec, PlanSpec()) if problem.planned else (spec,)

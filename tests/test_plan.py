@@ -39,11 +39,12 @@ TRAITS = {
     "consumer_registers": 232,
 }
 #: What cuda/params.h has behind the tensor maps, in the notation of Python's struct.
-LAYOUT = "<QqqqQQqqqfffiiiiIIIIIIxxxxQQ48x128xQqqqqiif"
+LAYOUT = "<QqqqQQqqqfffiiiiiiIIIIIIxxxxQQ40x128xQqqqqiif"
 FIELDS = (
     *("lse", "lse_stride_batch", "lse_stride_head", "lse_stride_row"),
     *("sink", "alibi_slopes", "sink_stride", "alibi_stride_batch", "alibi_stride_head"),
-    *("scale_log2", "softcap_slope", "softcap", "seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"),
+    *("scale_log2", "softcap_slope", "softcap", "seqlen_q", "seqlen_k", "q_step", "o_shift"),
+    *("last_diagonal", "first_diagonal"),
     *("heads_q", "heads_per_kv", "heads_total", "tiles_m", "tiles", "heads_per_section", "plan", "tile_counter"),
     *("bias_data", "bias_stride_batch", "bias_stride_head", "bias_stride_row", "bias_stride_key"),
     *("bias_rows", "bias_keys", "scale"),
@@ -77,6 +78,8 @@ def test_sizes() -> None:
         "softcap": 0.0,
         "seqlen_q": 300,
         "seqlen_k": 500,
+        "q_step": 0,
+        "o_shift": 0,
         "last_diagonal": 0,
         "first_diagonal": 0,
         "heads_q": 6,

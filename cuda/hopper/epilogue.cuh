@@ -37,12 +37,8 @@ __device__ inline RowPair close_rows(const FwdParams& p, const TileOf<S>& tile, 
 template <FwdSpec S>
 __device__ inline void store_lse(const FwdParams& p, const TileOf<S>& tile, const Place<S>& place, const RowPair& lse) {
   if (p.lse == nullptr || place.lane() % 4 != 0) return;
-  float* head = p.lse + tile.head * p.lse_stride_head;
-  if constexpr (S.varlen) {
-    head += tile.q_begin * p.lse_stride_row;
-  } else {
-    head += tile.batch * p.lse_stride_batch;
-  }
+  float* head = p.lse + tile.head * p.lse_stride_head + tile.batch * p.lse_stride_batch;
+  if constexpr (S.varlen) head += (tile.q_begin - tile.batch * p.q_step) * p.lse_stride_row;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = tile.m * S.tile_m + place.row() + 8 * r;

@@ -11,7 +11,8 @@ namespace cupyfa::hopper {
 /// Starts to store the O of a tile that is staged at `o`.
 template <FwdSpec S>
 __device__ inline void issue_store(const FwdParams& p, const TileOf<S>& tile, SharedAddress o) {
-  const Rows rows = Rows::of_q<S>(tile);
+  Rows rows = Rows::of_q<S>(tile);
+  if constexpr (S.varlen) rows.batch += tile.batch * p.o_shift;
 #pragma unroll
   for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
     store_box<S>(p.o, panel * panel_cols, rows, o + panel * panel_bytes(S.tile_m));

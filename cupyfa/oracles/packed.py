@@ -1,4 +1,4 @@
-"""Attention over packed sequences, one sequence at a time: what `attention_varlen` must give, whoever computes it."""
+"""Attention over sequences of different lengths, one at a time: what must come out, whoever computes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cupyfa.oracles import online
 
-__all__ = ["attention", "bias_of", "sequences"]
+__all__ = ["attention", "bias_of", "of_batch", "sequences"]
 
 Array = npt.NDArray[Any]
 Lengths = npt.NDArray[np.int32]
@@ -126,6 +126,79 @@ def attention(
             **options,
         )
         out[rows], lse[:, rows] = result[0], of_rows[0]
+    return out, lse
+
+
+def of_batch(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    seqused_q: Lengths | None = None,
+    seqused_k: Lengths | None = None,
+    sink: Array | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    out: Array | None = None,
+    lse: Array | None = None,
+    of_sequence: Callable[..., tuple[Array, Array]] = online.attention,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """Compute attention over a batch of which each sequence uses its first rows and keys (0x01).
+
+    Parameters
+    ----------
+    q : numpy.ndarray
+        Shape ``(batch, seqlen_q, heads_q, head_dim)``.
+    k : numpy.ndarray
+        Shape ``(batch, seqlen_k, heads_kv, head_dim)``.
+    v : numpy.ndarray
+        Shape ``(batch, seqlen_k, heads_kv, head_dim_v)``.
+    seqused_q, seqused_k : numpy.ndarray, optional
+        ``(batch,)``: how many rows and keys, all by default; what is beyond 0 or the length counts as that.
+    sink, alibi_slopes, of_sequence, **options
+        As for `attention`.
+    bias : numpy.ndarray, optional
+        Broadcast to ``(batch, heads_q, seqlen_q, seqlen_k)``.
+    out, lse : numpy.ndarray, optional
+        Written in place and returned if given.
+
+    Returns
+    -------
+    out : numpy.ndarray
+        ``(batch, seqlen_q, heads_q, head_dim_v)``, the type that `of_sequence` gives; 0 in rows that are not used.
+    lse : numpy.ndarray
+        ``(batch, heads_q, seqlen_q)``; in such rows the sink, or -inf.
+
+    Examples
+    --------
+    >>> x = np.ones((2, 3, 1, 8), np.float16)
+    >>> out, lse = of_batch(x, x, x, seqused_q=np.int32([3, 1]), seqused_k=np.int32([2, 3]))
+    >>> out[:, :, 0, 0].tolist()
+    [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    (batch, seqlen_q, heads_q, _), seqlen_k = q.shape, k.shape[1]
+    nothing = of_sequence(q[:1, :0], k[:1, :0], v[:1, :0], **options)  # for the types
+    out = np.empty((batch, seqlen_q, heads_q, v.shape[3]), nothing[0].dtype) if out is None else out
+    lse = np.empty((batch, heads_q, seqlen_q), nothing[1].dtype) if lse is None else lse
+    of_q, of_k = (np.arange(2, dtype=np.int32) * seqlen for seqlen in (seqlen_q, seqlen_k))
+    for i in range(batch):
+        attention(
+            q[i],
+            k[i],
+            v[i],
+            of_q,
+            of_k,
+            seqused_q=None if seqused_q is None else seqused_q[i : i + 1],
+            seqused_k=None if seqused_k is None else seqused_k[i : i + 1],
+            sink=sink,
+            alibi_slopes=alibi_slopes[i] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes,
+            bias=bias[i : i + 1] if bias is not None and bias.ndim == 4 and bias.shape[0] > 1 else bias,
+            out=out[i],
+            lse=lse[i],
+            of_sequence=of_sequence,
+            **options,
+        )
     return out, lse
 
 

@@ -193,7 +193,7 @@ FAULTS = {
     "queries of the first sequence": (ROWS, r"tile\.q_begin \+ tile\.seqlen_q", "tile.seqlen_q", RAGGED),
     "O runs into the neighbour": (ROWS, r"tile\.seqlen_q \+ row", "tile.seqlen_q + row - 1", RAGGED),
     "the diagonal of equal lengths": (MASK, r"S\.varlen \? seqlen_k_ - seqlen_q_ : 0", "0", RAGGED),
-    "lse of the first sequence": ("hopper/epilogue.cuh", r"tile\.q_begin \* p\.lse_stride_row", "0", RAGGED),
+    "lse of the first sequence": ("hopper/epilogue.cuh", r"\(tile\.q_begin - tile\.batch \* p\.q_step\)", "0", RAGGED),
     "tiles of the whole plan": (SCHEDULER, r"ordinal - packed\.first \* p_\.heads_q", "ordinal", RAGGED),
     "one tile of a sequence": (PLAN, r"i < own_count && !many", "i < 1 && !many", RAGGED),
     "seqused is not looked at": (PLAN, r"seqused == nullptr \? length", "true ? length", USED),
@@ -202,7 +202,9 @@ FAULTS = {
     "the bias of the first sequence": (PRODUCER, r"0 : tile\.batch,", "0 : 0,", TILES),
     "a gathered bias has all rows": (READER, r"has_row_\[row\] && ", "", GATHERED),
     "a gathered bias has all keys": (READER, r" && key < p_\.bias_keys", "", GATHERED),
-    "no stretch behind what is used": (PLAN, r"begin = before \+ used\([^;]*;", "begin = p.cu_seqlens_q[i];", USED),
+    "no stretch behind what is used": (
+        PLAN, r"begin = before\.begin \+ used\([^;]*;", "begin = p.cu_seqlens_q[i];", USED
+    ),
 }  # fmt: skip
 
 
