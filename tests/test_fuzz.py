@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fuzz import machines
 from fuzz.dense import DenseProblem
+from fuzz.lengths import LengthsProblem
 from fuzz.machines import Buffers, Outcome
 from fuzz.runner import SPECS, Pool, Verdict, run
 from nvrtc_tools import import_nvrtc
@@ -21,7 +22,7 @@ from nvrtc_tools import import_nvrtc
 import cupyfa
 from cupyfa.copies import plan_copies
 from cupyfa.select import CANDIDATES, H200
-from cupyfa.spec import Bias, DType
+from cupyfa.spec import Bias, DType, PlanSpec
 from cupyfa.warmup import _specs as kernels_of_call
 
 TESTS = Path(__file__).resolve().parent
@@ -34,9 +35,15 @@ def wrong(verdicts: list[Verdict]) -> str:
     return "\n".join(verdict.report("again: {}") for verdict in verdicts if verdict.error is not None)
 
 
-def copied(problem: DenseProblem) -> list[str]:
+def copied(problem: DenseProblem | LengthsProblem) -> list[str]:
     """What TMA does not take for its strides."""
-    return [copy.name for copy in plan_copies(problem.shape.problem(problem.places), problem.shape.layout, (), 0)]
+    return [copy.name for copy in plan_copies(problem.problem, problem.options.get("layout", "BSHD"), (), 0)]
+
+
+def sequences(problem: DenseProblem | LengthsProblem, packed: bool) -> Any:
+    """The lengths of a problem that has some."""
+    found = getattr(problem, "sequences", None)
+    return found if found is not None and found.packed is packed else None
 
 
 # --- What is drawn ---
@@ -45,19 +52,20 @@ def copied(problem: DenseProblem) -> list[str]:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_kernels_are_of_every_kind(seed: int) -> None:
     pool = Pool(seed)
-    specs = {pool.problem(number).spec for number in range(4 * SPECS)} - {None}
+    specs = {pool.problem(number).spec for number in range(6 * SPECS)} - {None}
     assert len(specs) == len(pool) == SPECS
     assert {(spec.tile_m, spec.tile_n) for spec in specs} >= {(row.tile_m, row.tile_n) for row in CANDIDATES}
     assert {spec.dtype for spec in specs} == set(DType)
     assert {spec.bias for spec in specs} == set(Bias)
-    for name in ("causal", "window", "sink", "softcap", "alibi", "bias_float32", "negate_scores"):
+    for name in ("varlen", "causal", "window", "sink", "softcap", "alibi", "bias_float32", "negate_scores"):
         assert {getattr(spec, name) for spec in specs} == {False, True}, name
 
 
 def test_warm_calls_are_of_every_kernel() -> None:
     pool = Pool(seed=3)
     specs = [kernels_of_call(0, call, H200) for call in pool.warm_calls()]
-    assert specs == [(spec,) for _, _, spec in pool._rows]
+    assert [spec for spec, *_ in specs] == [spec for _, _, spec in pool._rows]
+    assert all(rest == [PlanSpec()] * spec.varlen for spec, *rest in specs)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,11 @@ def test_warm_calls_are_of_every_kernel() -> None:
         (lambda p: any(s > n for s, n in zip(p.places["q"].strides, p.places["q"].strides[1:], strict=False)), 300),
         (lambda p: "out" not in p.places, 100),
         (lambda p: "lse" not in p.places and p.return_lse, 50),
+        (lambda p: sequences(p, True) and 0 in sequences(p, True).lengths_q, 100),
+        (lambda p: sequences(p, True) and any(sequences(p, True).gaps), 100),
+        (lambda p: sequences(p, True) and sequences(p, True).used_k, 50),
+        (lambda p: sequences(p, False) and p.spec, 100),
+        *((lambda p, x=x: sequences(p, False) and x in copied(p), 10) for x in ("q", "k", "v", "out")),
         *((lambda p, x=x: p.values.special is not None and p.values.special[0] == x, 20) for x in "qkv"),
     ],
 )
@@ -98,7 +111,7 @@ def test_a_problem_is_a_function_of_seed_and_number() -> None:
 
 def test_the_checks_of_a_gpu_refuse_nothing() -> None:
     for problem in SOME:
-        problem.shape.problem(problem.places)
+        assert problem.problem
 
 
 # --- What is right ---
@@ -112,8 +125,8 @@ def test_numpy_is_right() -> None:
 
 def test_the_emulated_kernel_is_right() -> None:
     import_nvrtc()
-    pool = Pool(seed=0, specs=12)
-    numbers = [row + 12 * n for n in range(6) for row in (0, 1, 10, 11)]  # the last two rows have a bias
+    pool = Pool(seed=0, specs=48)
+    numbers = [row + 48 * n for n in range(6) for row in (0, 11, 24, 35)]
     assert {pool.problem(number).shape.template.bias is Bias.NONE for number in numbers} == {False, True}
     verdicts = list(run(pool, numbers, "emulator"))
     assert len(verdicts) == 24
@@ -180,9 +193,34 @@ def writes_less(**arguments: Any) -> Any:
 )
 def test_a_fault_is_found(function: Callable[..., Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DenseProblem, "function", staticmethod(function))
-    error = next((verdict.error for verdict in run(POOL, range(200), "numpy") if verdict.error is not None), None)
+    error = next((verdict.error for verdict in run(POOL, range(400), "numpy") if verdict.error is not None), None)
     assert error is not None
     assert re.search(message, error), error
+
+
+def no_keys(**arguments: Any) -> Any:
+    """No sequence has a key."""
+    return cupyfa.attention_varlen(**(arguments | {"seqused_k": np.zeros_like(arguments["cu_seqlens_k"][1:])}))
+
+
+def without_lengths(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention that does not know what is used."""
+    return lambda **arguments: function(**(arguments | {"seqused_q": None, "seqused_k": None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("packed_function", no_keys),
+        ("packed_function", without_lengths(cupyfa.attention_varlen)),
+        ("used_function", without_lengths(cupyfa.attention)),
+    ],
+)
+def test_a_fault_of_lengths_is_found(name: str, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LengthsProblem, name, staticmethod(function))
+    error = next((verdict.error for verdict in run(POOL, range(400), "numpy") if verdict.error is not None), None)
+    assert error is not None
+    assert re.search(WRONG + "|of no sequence", error), error
 
 
 @pytest.mark.parametrize("name", ["q", "out", "lse"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from fuzz.values import Values, draw_values
 
 _DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 #: Of a problem: what the oracles take their time for.
-_MAX_SCORES, _MAX_SCORES_IF_LONG = 400_000, 1_500_000
+MAX_SCORES, MAX_SCORES_IF_LONG = 400_000, 1_500_000
 _TRIES = 10_000
 _BIASES = ((Bias.NONE, False), *itertools.product((Bias.TILE, Bias.ROW, Bias.GATHER), (False, True)))
 _ROWS = tuple(row for row in CANDIDATES if not row.packed)
@@ -120,7 +121,7 @@ class Shape:
             shapes, dtypes = self.shapes(), self.dtypes()
             operands = {name: Operand.contiguous(name, shapes[name], dtypes[name], 0) for name in given}
             if self.template.bias is not Bias.NONE:
-                operands["bias"] = self._simple_bias(dtypes["bias"])
+                operands["bias"] = self.simple_bias(dtypes["bias"])
         else:
             operands = {
                 name: Operand(name, place.shape, place.strides, place.dtype, 0, place.offset % 16 == 0)
@@ -129,7 +130,7 @@ class Shape:
         checked = check_options(layout=self.layout, **self.options)
         return Problem.from_operands(Arrays(**operands), checked, want_lse=True, current_device=0)
 
-    def _simple_bias(self, dtype: np.dtype[Any]) -> Operand:
+    def simple_bias(self, dtype: np.dtype[Any]) -> Operand:
         """One that has the template's kernel."""
         row = 0 if self.template.bias is Bias.ROW else -(-self.seqlen_k * dtype.itemsize // 16) * 16
         aligned = self.template.bias is not Bias.GATHER
@@ -146,6 +147,17 @@ class Shape:
         return [
             name for name, is_there in (("sink", self.template.sink), ("alibi_slopes", self.template.alibi)) if is_there
         ]
+
+    def warm_bias(self) -> dict[str, Any] | None:
+        """For `cupyfa.warmup`, if a contiguous bias of some shape has the template's kernel."""
+        dtype = self.dtypes()["bias"]
+        rows, keys = self.seqlen_q, self.seqlen_k
+        shape, fits = {
+            Bias.TILE: ((rows, keys), keys * dtype.itemsize % 16 == 0),
+            Bias.ROW: ((1, keys), keys * dtype.itemsize % 16 == 0),
+            Bias.GATHER: ((rows, 1), keys > 1),
+        }[self.template.bias]
+        return {"bias": shape, "bias_dtype": dtype} if fits else None
 
     def spec(self) -> FwdSpec | None:
         """Its kernel on Hopper; None: there is nothing to launch."""
@@ -166,10 +178,15 @@ class DenseProblem:
     function = staticmethod(cupyfa.attention)
 
     @property
+    def problem(self) -> Problem:
+        """As the checks of a GPU call see it."""
+        return self.shape.problem(self.places)
+
+    @property
     def warm_call(self) -> dict[str, Any] | None:
         """For `cupyfa.warmup`, if a dense bias of some shape has its kernel."""
         shapes = self.shape.shapes()
-        biases = {} if self.shape.template.bias is Bias.NONE else self._warm_bias()
+        biases = {} if self.shape.template.bias is Bias.NONE else self.shape.warm_bias()
         if biases is None:
             return None
         return biases | {
@@ -180,16 +197,6 @@ class DenseProblem:
             "dtype": _DTYPES[self.shape.template.dtype],
             "config": dict(self.shape.template.config),
         }
-
-    def _warm_bias(self) -> dict[str, Any] | None:
-        dtype = self.shape.dtypes()["bias"]
-        rows, keys = self.shape.seqlen_q, self.shape.seqlen_k
-        shape, fits = {
-            Bias.TILE: ((rows, keys), keys * dtype.itemsize % 16 == 0),
-            Bias.ROW: ((1, keys), keys * dtype.itemsize % 16 == 0),
-            Bias.GATHER: ((rows, 1), keys > 1),
-        }[self.shape.template.bias]
-        return {"bias": shape, "bias_dtype": dtype} if fits else None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -216,8 +223,8 @@ def draw_templates(choice: random.Random, count: int) -> dict[FwdSpec, Template]
     found: dict[FwdSpec, Template] = {}
     while len(found) < count:
         row = _ROWS[len(found) % len(_ROWS)]
-        template = _draw_template(choice, row)
-        shape = _draw_shape(choice, template)
+        template = draw_template(choice, row)
+        shape = draw_shape(choice, template)
         spec = shape.spec()
         if spec is not None and spec.bias is template.bias and _row_of(shape) is row:
             found.setdefault(spec, template)
@@ -229,7 +236,7 @@ def _row_of(shape: Shape) -> Candidate:
     return next(row for row in CANDIDATES if row.objection(problem) is None)
 
 
-def _draw_template(choice: random.Random, row: Candidate) -> Template:
+def draw_template(choice: random.Random, row: Candidate) -> Template:
     def chance(probability: float) -> bool:
         return choice.random() < probability
 
@@ -256,8 +263,8 @@ def _draw_template(choice: random.Random, row: Candidate) -> Template:
 def draw_problem(choice: random.Random, template: Template, spec: FwdSpec) -> DenseProblem:
     """Draw a problem of a kernel, or one with nothing to launch."""
     for _ in range(_TRIES):
-        shape = _draw_shape(choice, template)
-        limit = _MAX_SCORES_IF_LONG if template.long else _MAX_SCORES
+        shape = draw_shape(choice, template)
+        limit = MAX_SCORES_IF_LONG if template.long else MAX_SCORES
         if shape.scores <= limit and (found := shape.spec()) in (None, spec):
             break
     else:
@@ -278,14 +285,16 @@ def draw_problem(choice: random.Random, template: Template, spec: FwdSpec) -> De
             reverse=choice.random() < 0.03,
         )
     if "bias" in given:
-        places["bias"] = _draw_place_of_bias(choice, shape, places)
+        places["bias"] = draw_place_of_bias(choice, shape, shape.problem, places)
     scale = 1.0 if shape.softmax_scale is None else shape.softmax_scale * math.sqrt(shape.head_dim)
     values = draw_values(choice, template.dtype, scale, empty=found is None)
     return DenseProblem(shape, found, places, values, choice.random() < 0.5)
 
 
-def _draw_place_of_bias(choice: random.Random, shape: Shape, others: dict[str, Place]) -> Place:
-    """Draw places until one has the kernel."""
+def draw_place_of_bias(
+    choice: random.Random, shape: Shape, problem_of: Callable[[dict[str, Place]], Problem], others: dict[str, Place]
+) -> Place:
+    """Draw places until one has the kernel. `problem_of`: the problem with arrays in some places."""
     by_tma = shape.template.bias is not Bias.GATHER
     for _ in range(_TRIES):
         place = draw_place(
@@ -296,13 +305,13 @@ def _draw_place_of_bias(choice: random.Random, shape: Shape, others: dict[str, P
             may_repeat=True,
             reverse=choice.random() < 0.1,
         )
-        problem = shape.problem(others | {"bias": place})
+        problem = problem_of(others | {"bias": place})
         if place.size <= _MAX_BIAS and (problem.is_empty or problem.bias_access is shape.template.bias):
             return place
     raise RuntimeError(f"no place of {_TRIES} for a bias of {shape.bias_shape} has {shape.template.bias}")
 
 
-def _draw_bias_shape(choice: random.Random, bias: Bias, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:
+def draw_bias_shape(choice: random.Random, bias: Bias, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:
     """Draw which axes it has, of batch, heads, rows and keys."""
     has = [choice.random() < 0.7 for _ in sizes]
     if bias is not Bias.GATHER:
@@ -313,7 +322,7 @@ def _draw_bias_shape(choice: random.Random, bias: Bias, sizes: tuple[int, int, i
     return tuple(shape)
 
 
-def _draw_shape(choice: random.Random, template: Template) -> Shape:
+def draw_shape(choice: random.Random, template: Template) -> Shape:
     causal = template.right and (not template.left or choice.random() < 0.4)
     seqlen_q, seqlen_k, batch, heads_kv, ratio = _draw_sizes(choice, template.long)
     window = tuple(
@@ -339,7 +348,7 @@ def _draw_shape(choice: random.Random, template: Template) -> Shape:
         window_size=(window[0], window[1]),
         softcap=2 ** choice.uniform(-1, 9.9) if template.softcap else None,
         slopes_of_batch=choice.random() < 0.5,
-        bias_shape=_draw_bias_shape(choice, template.bias, sizes),
+        bias_shape=draw_bias_shape(choice, template.bias, sizes),
     )
 
 

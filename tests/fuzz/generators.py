@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from cupyfa.spec import FwdSpec
-from fuzz import dense
+from fuzz import dense, lengths
 from fuzz.places import Place
 
 
@@ -43,4 +43,7 @@ class Generator(NamedTuple):
     draw_problem: Callable[[random.Random, Any, FwdSpec], Problem]  # of a template and its kernel
 
 
-GENERATORS = (Generator(dense.draw_templates, dense.draw_problem),)
+GENERATORS = (
+    Generator(dense.draw_templates, dense.draw_problem),
+    Generator(lengths.draw_templates, lengths.draw_problem),
+)

@@ -47,7 +47,9 @@ class Values:
                 amplitude = self.amplitude_v if name == "v" else self.amplitude
                 made[name] = random_array(shape, dtypes[name], seed, amplitude=amplitude)
         if self.kind in FINITE and made["k"].size:
-            made["q"], made["k"] = harden(self.kind, made["q"], made["k"])
+            of_batch = [made[name][(None,) * (4 - made[name].ndim)] for name in "qk"]  # packed ones have three axes
+            for name, x in zip("qk", harden(self.kind, *of_batch), strict=True):
+                made[name] = x.reshape(made[name].shape)
         if self.special is not None:
             name, value = self.special
             made[name].reshape(-1)[self.seed % made[name].size] = value
