@@ -124,7 +124,9 @@ def select_decode(problem: CacheProblem, device: Device, config: tuple[tuple[str
     tiles = problem.batch * problem.heads_kv * -(-rows // tile_m)
     fixed = problem.split_size is not None or problem.num_splits is not None
     # Not where the caller cuts the keys, as with the groups below: the steps of a sum would depend on the longest q.
-    large = tile_m == 2 * _BLOCK and not fixed and max(problem.head_dim, problem.head_dim_v) <= _LARGE_WIDEST
+    # Nor where a second CTA or group shall have half of the registers, or of the rings.
+    alone = overrides.get("residents", 1) == overrides.get("key_groups", 1) == 1
+    large = tile_m == 2 * _BLOCK and alone and not fixed and max(problem.head_dim, problem.head_dim_v) <= _LARGE_WIDEST
     tile_n = _LARGE_BLOCK if large else _BLOCK
     blocks = -(-problem.capacity // tile_n)
     if problem.split_size is not None:

@@ -129,6 +129,8 @@ def test_two_warpgroups_of_rows_take_blocks_of_128_keys() -> None:
     for options in cut:  # a sum in steps of 64 keys, whatever the longest q
         assert tile(select(seqlen_q=65, **options)) == (128, 6, 1, 1)
         assert select(seqlen_q=65, **options).spec.tile_n == 64
+    for config in ({"residents": 2}, {"key_groups": 2}):  # they leave half of the registers, or of the rings
+        assert select(seqlen_q=65, config=config).spec.tile_n == 64
 
 
 def test_two_ctas_share_a_multiprocessor_or_two_warpgroups_a_cta() -> None:
