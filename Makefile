@@ -38,6 +38,8 @@ export PATH := $(SCRIPTS):$(PATH)
 
 PYTEST = $(PY) -m pytest $(PYTEST_ARGS)
 TIMEOUT = $(shell $(PY) -c 'import pytest_timeout' 2>/dev/null && echo --timeout=$(1) --timeout-method=thread)
+# A process for each core; a file's tests stay together, and share the kernels that they have compiled.
+PARALLEL = $(shell $(PY) -c 'import xdist' 2>/dev/null && echo --numprocesses=auto --dist=loadfile)
 FORMATTED = $(shell find cuda cupyfa/emulator/core -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
 
 .PHONY: demo test test-full gpu-test gpu-fuzz gpu-sanitize emulator-sanitize notebooks bench lint clean site
@@ -47,8 +49,9 @@ demo: $(READY)
 	$(PY) -m cupyfa demo
 
 test: $(READY)
-	$(PYTEST) -m "not gpu" $(call TIMEOUT,600)
+	$(PYTEST) -m "not gpu" $(PARALLEL) $(call TIMEOUT,600)
 
+test-full: export CUPYFA_TEST_FULL = 1
 test-full: test
 
 gpu-test: $(READY)
