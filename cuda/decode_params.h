@@ -12,11 +12,6 @@ struct Divisor {
   unsigned divisor, multiplier, shift;
 };
 
-/// Strides of a matrix of heads, in elements. Packed queries have no batch.
-struct Strides {
-  long long batch, row, head, column;
-};
-
 /// Where the keys and values of a sequence are. A page is `page_size` rows of the caches; without a table, the whole row of
 /// a sequence is its one page.
 struct CachePlaces {

@@ -51,4 +51,8 @@ __device__ inline SharedAddress swizzled_chunk(SharedAddress panel, int row, int
   return panel + row * panel_row_bytes + ((chunk ^ (row & 7)) << 4);
 }
 
+/// The same of every second chunk: `first` is the address of chunk 0 or 1 of a row, and this is that of chunk 2 `pair` or
+/// 2 `pair` + 1. An exchange of chunks has nothing to do with the bits above.
+__device__ inline SharedAddress swizzled_pair(SharedAddress first, int pair) { return first ^ (pair << 5); }
+
 }  // namespace cupyfa

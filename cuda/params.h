@@ -12,6 +12,11 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
+/// Strides of a matrix of heads, in elements. Packed sequences have no batch.
+struct Strides {
+  long long batch, row, head, column;
+};
+
 /// A query tile of sequences whose lengths the device knows, for all heads. The tiles of a sequence are behind each other in the plan, and each of
 /// them says the same: which rows of the sequence it is follows from its number, and from the head.
 struct alignas(16) PackedTile {

@@ -24,11 +24,12 @@ __device__ inline void wait_parity(SharedAddress barrier, u32 parity) {
   while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {}
 }
 
-/// By one thread, before the others may use the ring. `releases`: arrivals that make a slot empty.
+/// By one thread, before the others may use the ring. `releases`: arrivals that make a slot empty; `fills`: arrivals that
+/// make it full.
 template <int stages>
-__device__ inline void initialise(RingBarriers<stages>& barriers, u32 releases) {
+__device__ inline void initialise(RingBarriers<stages>& barriers, u32 releases, u32 fills = 1) {
   for (int stage = 0; stage < stages; ++stage) {
-    ptx::mbarrier_init(shared_address(&barriers.full[stage]), 1);
+    ptx::mbarrier_init(shared_address(&barriers.full[stage]), fills);
     ptx::mbarrier_init(shared_address(&barriers.empty[stage]), releases);
   }
 }
@@ -68,18 +69,34 @@ class RingWalk {
   u32 stage_, parity_;
 };
 
-template <int stages, int slot_bytes>
+/// `filled_bytes`: what is copied into a slot.
+template <int stages, int slot_bytes, int filled_bytes = slot_bytes>
 class RingProducer : RingWalk<stages, slot_bytes> {
  public:
   /// `first`: the tile that the walk begins with; those before have been filled.
   __device__ RingProducer(const void* data, const RingBarriers<stages>& barriers, u32 first = 0)
       : RingWalk<stages, slot_bytes>(data, barriers, 1, first) {}
 
-  /// The next slot, to be filled with `slot_bytes` bytes: TMA counts clipped parts of a box as well.
+  /// The next slot, to be filled with `filled_bytes` bytes: TMA counts clipped parts of a box as well.
   __device__ Slot acquire() {
     Slot slot = this->slot();
     wait_parity(slot.empty, this->parity_);  // proves that all consumers are done with the tile of the last round
-    ptx::mbarrier_arrive_expect_tx(slot.full, slot_bytes);
+    ptx::mbarrier_arrive_expect_tx(slot.full, filled_bytes);
+    this->advance();
+    return slot;
+  }
+};
+
+/// Of slots that threads fill, who say so themselves.
+template <int stages, int slot_bytes>
+class RingWriter : RingWalk<stages, slot_bytes> {
+ public:
+  __device__ RingWriter(const void* data, const RingBarriers<stages>& barriers)
+      : RingWalk<stages, slot_bytes>(data, barriers, 1) {}
+
+  __device__ Slot acquire() {
+    Slot slot = this->slot();
+    wait_parity(slot.empty, this->parity_);  // proves that all consumers are done with the data of the last round
     this->advance();
     return slot;
   }

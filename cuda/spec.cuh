@@ -81,7 +81,7 @@ struct DecodeSpec {
 
   constexpr int row_groups() const { return tile_m / warpgroup_rows; }
   /// The softmax of a block runs under the products of its neighbours, where registers hold two blocks.
-  constexpr bool overlaps() const { return head_dim_v <= 128; }
+  constexpr bool overlaps() const { return head_dim_v <= 128 && (row_groups() == 1 || residents == 1); }
   /// Consumers of blocks of 128 keys need more registers than they begin with: the producers' warpgroup leaves them some.
   constexpr bool moves_registers() const { return tile_n == 128; }
   constexpr int producer_registers() const { return moves_registers() ? 40 : 0; }
@@ -101,6 +101,43 @@ struct DecodeSpec {
     tile.causal = tile.window = true;
     return tile;
   }
+};
+
+/// The gradients of attention.
+struct BwdSpec {
+  DType dtype;          ///< of Q, K, V, dO, P, dS and the gradients
+  int head_dim;         ///< of Q and K, padded to a multiple of 64; TMA fills the rest with zeros
+  int head_dim_v;       ///< of V and dO, likewise
+  int tile_m;           ///< query rows of one step
+  int tile_n;           ///< keys of a CTA: 128, or 64 that warpgroups share
+  int q_stages;         ///< of the Q ring
+  int dout_stages;      ///< of the dO ring
+  bool causal;          ///< keys end at a diagonal
+  bool window;          ///< keys begin at a diagonal
+  bool softcap;         ///< scores are capped by a hyperbolic tangent
+  bool alibi;           ///< scores fall with the distance between query and key
+  bool partial;         ///< dK and dV are of some of the query heads that share the keys, and left in float32
+  bool deterministic;   ///< dQ is summed in a fixed order of the key tiles: from the last one to the first
+  bool setmaxnreg;      ///< move registers from the producer to the consumers
+
+  /// The gradients of 64 keys, and what else there is, are too many for the registers of one warpgroup: both have all keys
+  /// of the tile, half of the queries of a step, and half of the columns of the gradients.
+  constexpr bool wide() const { return tile_n == warpgroup_rows; }
+  constexpr int consumers() const { return 2; }
+  constexpr int threads() const { return warpgroup_threads * (1 + consumers()); }
+  constexpr int queries() const { return wide() ? tile_m / consumers() : tile_m; }  ///< of a consumer's scores
+  constexpr int own_columns(int columns) const { return wide() ? columns / consumers() : columns; }
+  // As in FwdSpec; without loops over parts of dQ, the producer warps need fewer.
+  constexpr bool spares() const { return wide() && deterministic; }
+  constexpr int producer_registers() const { return spares() ? 40 : 24; }
+  constexpr int consumer_registers() const { return spares() ? 232 : 240; }
+};
+
+/// What becomes of sums of gradients.
+struct PostprocessSpec {
+  DType dtype;  ///< of the gradient
+  int head_dim;  ///< padded, as in BwdSpec
+  int tile_m;  ///< rows of a tile
 };
 
 }  // namespace cupyfa

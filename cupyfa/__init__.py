@@ -21,7 +21,7 @@ from cupyfa.varlen import attention_varlen, plan_varlen
 from cupyfa.varlen_backward import attention_varlen_backward
 from cupyfa.vjp import Pullback, attention_vjp
 from cupyfa.warmup import warmup
-from cupyfa.workspace import workspace_size
+from cupyfa.workspace import backward_workspace_size, workspace_size
 
 __all__ = [
     "AttentionResult",
@@ -41,6 +41,7 @@ __all__ = [
     "attention_varlen_backward",
     "attention_vjp",
     "attention_with_kvcache",
+    "backward_workspace_size",
     "explain",
     "explain_kvcache",
     "merge_states",

@@ -14,7 +14,7 @@ import numpy as np
 
 import cupyfa
 from cupyfa import emulate, emulate_command
-from cupyfa.bench import ablation, decode, emulator, first_call, forward, host, options
+from cupyfa.bench import ablation, backward, decode, emulator, first_call, forward, host, options
 from cupyfa.compiler import MIN_CUPY, MIN_NVRTC
 from cupyfa.errors import CompileError
 from cupyfa.oracles import dense
@@ -53,6 +53,7 @@ def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="benchmark", required=True)
     for name, module, about in (
         ("forward", forward, "the forward pass beside its peers"),
+        ("backward", backward, "the gradients beside the backward passes of torch"),
         ("ablation", ablation, "what each part of the forward kernel is worth"),
         ("options", options, "what windows, a softcap, a sink, ALiBi and a bias cost"),
         ("decode", decode, "few queries over long caches, beside the bytes of the caches and cuDNN"),

@@ -65,7 +65,8 @@ def attention_backward(
     """Compute the gradients of :func:`cupyfa.attention` from its inputs, its results and the gradients of these.
 
     The options must be those of the forward call; :func:`cupyfa.attention_vjp` makes both calls with the same ones.
-    NumPy arrays are computed by the oracle on the CPU. There are no kernels for CuPy arrays yet.
+    NumPy arrays are computed by the oracle on the CPU, CuPy arrays by kernels on Hopper: in float16 and bfloat16, with
+    a head_dim of up to 256, and with all options but a bias. `UnsupportedError` names what has no kernel.
 
     Parameters
     ----------
@@ -83,13 +84,15 @@ def attention_backward(
         float32: gradient of the lse, 0 by default. What it holds for a row that sees no key does not matter, except to
         a sink, which is the lse of that row.
     deterministic : bool
-        Add up in one order, so that equal arguments give equal bits. On the CPU it always is so.
+        Add up in one order, so that equal arguments give equal bits. On the CPU it always is so. On the GPU only dq
+        depends on it: without it, CTAs add to dq in the order in which they come.
     dq, dk, dv : array, optional
         Shapes and dtypes of q, k, v; written in place and returned. No memory in common with other arguments.
     dsink, dbias : array, optional
         As :class:`Gradients` describes them; likewise.
     workspace : array, optional
-        uint8: memory for intermediate results, on the GPU.
+        uint8, at least :func:`cupyfa.backward_workspace_size` bytes: memory for intermediate results on the GPU; new
+        memory by default. What it holds does not matter. No two calls may use it at the same time.
     backend, config
         As for :func:`cupyfa.attention`.
 
@@ -112,6 +115,13 @@ def attention_backward(
     the end of float32 none, a bias of -3e38 for one; hide keys by -inf or a mask.
 
     ALiBi slopes get no gradient.
+
+    A call launches three to six kernels on the current stream, and does not wait for them. A warm one can be captured
+    in a graph, with all gradients and ``workspace`` given; replays of the graph share them, and must not overlap.
+
+    On the GPU P and dS are rounded to the dtype of q as operands of their products; sums are float32. Where key tiles
+    are too few to fill the GPU, CTAs share the query heads of a key head, and dk and dv are the sums of their parts,
+    in a fixed order; how many parts follows from the shapes and the GPU.
 
     Examples
     --------

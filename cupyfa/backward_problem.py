@@ -20,6 +20,8 @@ __all__ = [
     "BackwardProblem",
     "check_backward_alignment",
     "check_backward_overlap",
+    "check_backward_workspace",
+    "fill_empty",
     "gradient_shape",
     "with_gradients",
 ]
@@ -336,3 +338,40 @@ def check_backward_overlap(problem: BackwardProblem, addresses: BackwardArrays[i
     written = [pair for pair in placed if pair[0].name in GRADIENTS]
     for n, (operand, address) in enumerate(written):
         check_unshared(operand, address, [*read, *written[:n]])
+
+
+def check_backward_workspace(problem: BackwardProblem, addresses: BackwardArrays[int], begin: int, size: int) -> None:
+    """Check that the memory for intermediate results is nobody else's.
+
+    Parameters
+    ----------
+    problem : BackwardProblem
+        The checked problem.
+    addresses : BackwardArrays of int
+        Of all arrays; None or 0 for one that has none.
+    begin, size : int
+        Address and bytes of what the call will write there.
+
+    Raises
+    ------
+    ValueError
+        Naming the other array.
+    """
+    memory = Operand.contiguous("workspace", (size,), np.uint8, None)
+    others = [(x, a) for name, x in problem.operands.given().items() if (a := getattr(addresses, name))]
+    check_unshared(memory, begin, others)
+
+
+def fill_empty(arrays: BackwardArrays[Any]) -> None:
+    """Write the gradients of a problem that has no row, or no key.
+
+    Parameters
+    ----------
+    arrays : BackwardArrays
+        With all gradients: they become 0, but for that of a sink, which is the lse of each row then, unless it is -inf.
+    """
+    for name in GRADIENTS:
+        if (gradient := getattr(arrays, name)) is not None:
+            gradient[...] = 0
+    if arrays.dsink is not None and arrays.dlse is not None:
+        arrays.dsink[...] = arrays.dlse.sum(axis=(0, 2)) * (arrays.sink != -np.inf)

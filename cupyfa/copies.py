@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from cupyfa.errors import UnsupportedError
 from cupyfa.operand import TMA_ALIGNMENT, TMA_MAX_STRIDE, Layout, Operand, rows_to_next
 from cupyfa.problem import Problem
 
-__all__ = ["Copy", "plan_copies", "with_copies"]
+__all__ = ["Copy", "copies_of", "plan_copies", "with_copies"]
 
 _MATRICES = ("q", "k", "v", "out")
 _MAX_PACKED_ROW = 2**34  # FwdParams: packed_rows
@@ -113,14 +113,41 @@ def plan_copies(problem: Problem, layout: Layout, unaligned: Collection[str], be
     UnsupportedError
         TMA could not take the copy either.
     """
-    copies: list[Copy] = []
     if problem.is_empty:
         return ()
+    return copies_of(problem, [getattr(problem, name) for name in _MATRICES], layout, unaligned, begin)
+
+
+def copies_of(
+    problem: Problem, matrices: Iterable[Operand], layout: Layout, unaligned: Collection[str], begin: int
+) -> tuple[Copy, ...]:
+    """Return the copies that matrices need.
+
+    Parameters
+    ----------
+    problem : Problem
+        That they belong to.
+    matrices : iterable of Operand
+        In BSHD order.
+    layout, unaligned, begin
+        As for `plan_copies`.
+
+    Returns
+    -------
+    tuple of Copy
+        In the order of the matrices.
+
+    Raises
+    ------
+    UnsupportedError
+        TMA could not take the copy either.
+    """
+    copies: list[Copy] = []
     packed = problem.packed is not None
     # K and V begin alike: where the strides of one tell another step from batch to batch, both are copied.
     apart = problem.used is not None and rows_to_next(problem.k) != rows_to_next(problem.v)
-    for name in _MATRICES:
-        operand: Operand = getattr(problem, name)
+    for operand in matrices:
+        name = operand.name
         if name in unaligned or _unreadable(operand, problem) is not None or (apart and name in ("k", "v")):
             shape, copied = _contiguous(operand, layout, problem.used is None)
             if (axis := _unreadable(copied, problem)) is not None:

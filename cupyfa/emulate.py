@@ -29,6 +29,7 @@ from cupyfa.spec import FwdSpec, PlanSpec, Spec
 __all__ = [
     "ARCHITECTURES",
     "EmulatedAttention",
+    "is_aligned",
     "Prepared",
     "attention",
     "kernel_of",
@@ -304,7 +305,7 @@ def prepare_arrays(
     # Device 0: the rules for arrays on a GPU hold.
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
     if operands.bias is not None and arrays.bias is not None:
-        operands = operands._replace(bias=dataclasses.replace(operands.bias, aligned=_is_aligned(arrays.bias)))
+        operands = operands._replace(bias=dataclasses.replace(operands.bias, aligned=is_aligned(arrays.bias)))
     problem = Problem.from_operands(operands, options, want_lse=want_lse, current_device=0)
     selection = select(problem, device, config)
     out, lse, sink = arrays.out, arrays.lse, arrays.sink
@@ -362,8 +363,19 @@ def prepare_arrays(
     )
 
 
-def _is_aligned(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array will begin at a multiple of 16 bytes: whole arrays do, as those of CuPy."""
+def is_aligned(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array will begin at a multiple of 16 bytes: whole arrays do, as those of CuPy.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any.
+
+    Returns
+    -------
+    bool
+        Wherever NumPy has put it, only what a view does to it counts.
+    """
     whole = array
     while isinstance(whole.base, np.ndarray):
         whole = whole.base

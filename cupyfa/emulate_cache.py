@@ -7,92 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa._launch import LaunchGeometry, TensorMapGeometry
+from cupyfa._launch import TensorMapGeometry
 from cupyfa.cache_options import CacheArrays, CacheOptions
 from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap, with_outputs
 from cupyfa.cache_values import check_length_of_all
 from cupyfa.decode_plan import plan_decode
 from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
 from cupyfa.emulate import ARCHITECTURES, kernel_of
-from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
+from cupyfa.emulate_stage import Stage
+from cupyfa.emulator import EmulatedDevice, Run
 from cupyfa.errors import type_name
 from cupyfa.operand import Operand
 from cupyfa.plan import fill_without_keys
 from cupyfa.select import Config
-from cupyfa.spec import Spec
 
-__all__ = ["PreparedCache", "Stage", "prepare", "ran_clean"]
+__all__ = ["PreparedCache", "prepare"]
 
 _REQUIRED = ("q", "k_cache", "v_cache")
-
-#: Specs whose kernel has run in this process with all checks, and of those, the ones in which something was found.
-_ran: set[Spec] = set()
-_found: set[Spec] = set()
-
-
-def ran_clean(spec: Spec) -> bool:
-    """Return whether a spec's kernel has run here under the emulator, each time clean.
-
-    Parameters
-    ----------
-    spec : Spec
-        The compile key.
-
-    Returns
-    -------
-    bool
-        :func:`cupyfa.explain_kvcache` calls that *emulated*.
-    """
-    return spec in _ran and spec not in _found
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A kernel that is ready to run.
-
-    Attributes
-    ----------
-    spec : Spec
-        Its compile key.
-    kernel : EmulatedKernel
-        The kernel.
-    geometry : LaunchGeometry
-        Grid and block.
-    params : bytes
-        The packed parameters.
-    """
-
-    spec: Spec
-    kernel: EmulatedKernel
-    geometry: LaunchGeometry
-    params: bytes
-
-    def launch(self, **options: Any) -> Run:
-        """Run it.
-
-        Parameters
-        ----------
-        **options
-            As for :meth:`PreparedCache.launch`.
-
-        Returns
-        -------
-        Run
-            What was found.
-        """
-        run = self.kernel.launch(
-            grid=self.geometry.grid,
-            block=self.geometry.threads,
-            cluster=self.geometry.cluster_size,
-            shared=self.geometry.shared_bytes,
-            params=self.params,
-            **{"strict_warpgroup": True, **options},
-        )
-        if options.get("checks", True):
-            _ran.add(self.spec)
-            if run.verdict != "clean":
-                _found.add(self.spec)
-        return run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,5 +196,5 @@ def explain_kvcache(
 
 def _rung(spec: Spec) -> Rung:
     """Return the rung of a kernel that no GPU has run; whoever has emulated it has imported the emulator."""
-    emulated = sys.modules.get("cupyfa.emulate_cache")
+    emulated = sys.modules.get("cupyfa.emulate_stage")
     return Rung.EMULATED if emulated is not None and emulated.ran_clean(spec) else Rung.SASS

@@ -11,7 +11,21 @@ import dataclasses
 import enum
 from typing import ClassVar
 
-__all__ = ["AppendSpec", "Bias", "CombineSpec", "DType", "DecodeSpec", "FwdSpec", "PlanSpec", "Scheduler", "Spec"]
+__all__ = [
+    "AppendSpec",
+    "Bias",
+    "BwdSpec",
+    "CombineSpec",
+    "DType",
+    "DecodeSpec",
+    "FwdSpec",
+    "PlanSpec",
+    "PostprocessSpec",
+    "PreprocessSpec",
+    "Scheduler",
+    "SinkSpec",
+    "Spec",
+]
 
 
 class DType(enum.Enum):
@@ -47,7 +61,7 @@ def _render(value: object) -> str:
     return str(value)
 
 
-def _render_all(spec: FwdSpec | DecodeSpec) -> str:
+def _render_all(spec: FwdSpec | DecodeSpec | BwdSpec | PostprocessSpec) -> str:
     """Return a spec in C++."""
     fields = ", ".join(f".{f.name}={_render(getattr(spec, f.name))}" for f in dataclasses.fields(spec))
     return f"cupyfa::{type(spec).__name__}{{{fields}}}"
@@ -349,5 +363,160 @@ class CombineSpec(_OfDType):
     what: ClassVar[str] = "combine"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BwdSpec:
+    """A Hopper kernel of gradients: dK and dV of a key tile, and its part of dQ.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of Q, K, V, dO and the gradients; accumulation is float32.
+    head_dim, head_dim_v : int
+        Of the tiles of Q and K, and of V and dO: multiples of 64, filled up with zeros by TMA.
+    tile_m : int
+        Query rows of one step of the mainloop.
+    tile_n : int
+        Keys of a CTA: 128, or 64 where a head dimension exceeds 128.
+    q_stages, dout_stages : int
+        Slots of the Q ring and of the dO ring.
+    causal, window, softcap, alibi : bool
+        As in `FwdSpec`.
+    partial : bool
+        dK and dV are of some of the query heads that share the keys, and left in float32.
+    deterministic : bool
+        dQ is summed in a fixed order of the key tiles: from the last one to the first.
+    setmaxnreg : bool
+        As in `FwdSpec`.
+
+    Examples
+    --------
+    >>> spec = BwdSpec(
+    ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=64, tile_n=128, q_stages=3, dout_stages=3,
+    ...     causal=True, window=False, softcap=False, alibi=False, partial=False, deterministic=False,
+    ...     setmaxnreg=True,
+    ... )
+    >>> spec.name_expression[:40]
+    'cupyfa::hopper::backward<cupyfa::BwdSpec'
+    """
+
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    tile_m: int
+    tile_n: int
+    q_stages: int
+    dout_stages: int
+    causal: bool
+    window: bool
+    softcap: bool
+    alibi: bool
+    partial: bool
+    deterministic: bool
+    setmaxnreg: bool
+
+    entry: ClassVar[str] = "hopper/bwd.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::hopper::backward<{_render_all(self)}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::hopper::backward_traits<{_render_all(self)}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        names = ("causal", "window", "softcap", "alibi", "partial", "deterministic", "setmaxnreg")
+        switches = [name for name in names if getattr(self, name)]
+        tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.q_stages}, {self.dout_stages}"
+        return f"backward {self.arch} {self.dtype.value} {tiles} {' '.join(switches)}".rstrip()
+
+
+class PreprocessSpec(_OfDType):
+    """Compile key of the kernel that prepares query rows for their gradients.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of the output and its gradient.
+
+    Examples
+    --------
+    >>> PreprocessSpec(DType.FLOAT16).name_expression
+    'cupyfa::preprocess<cupyfa::DType::float16>'
+    """
+
+    entry: ClassVar[str] = "bwd_preprocess.cu"
+    kernel: ClassVar[str] = "preprocess"
+    what: ClassVar[str] = "preprocess"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PostprocessSpec:
+    """Compile key of the kernel that rounds sums of gradients.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of the gradient.
+    head_dim : int
+        Padded, as in `BwdSpec`.
+    tile_m : int
+        Rows of a tile of sums.
+
+    Examples
+    --------
+    >>> str(PostprocessSpec(dtype=DType.FLOAT16, head_dim=128, tile_m=64))
+    'postprocess sm_90a float16 d128 64 rows'
+    """
+
+    dtype: DType
+    head_dim: int
+    tile_m: int
+
+    entry: ClassVar[str] = "bwd_postprocess.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::postprocess<{_render_all(self)}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::postprocess_traits<{_render_all(self)}>"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        return f"postprocess {self.arch} {self.dtype.value} d{self.head_dim} {self.tile_m} rows"
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkSpec:
+    """Compile key of the kernel that sums the gradient of the sinks: there is one.
+
+    Examples
+    --------
+    >>> SinkSpec().name_expression
+    'cupyfa::sum_sink'
+    """
+
+    entry: ClassVar[str] = "bwd_sink.cu"
+    arch: ClassVar[str] = "sm_90a"
+    name_expression: ClassVar[str] = "cupyfa::sum_sink"
+    traits_expression: ClassVar[str] = "cupyfa::sink_traits"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        return f"sink {self.arch}"
+
+
 #: The compile key of any kernel.
-Spec = FwdSpec | PlanSpec | DecodeSpec | AppendSpec | CombineSpec
+Spec = (
+    FwdSpec | PlanSpec | DecodeSpec | AppendSpec | CombineSpec | BwdSpec | PreprocessSpec | PostprocessSpec | SinkSpec
+)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cupyfa.backward_dispatch import prepare_backward_there
+from cupyfa.backward_problem import BackwardArrays
 from cupyfa.dispatch import prepare_there
 from cupyfa.operand import Arrays, Layout
-from cupyfa.options import WindowSize, check_options, with_max_seqlen
+from cupyfa.options import WindowSize, check_flag, check_options, with_max_seqlen
 from cupyfa.select import Config
 
-__all__ = ["workspace_size"]
+__all__ = ["backward_workspace_size", "workspace_size"]
 
 
 def workspace_size(
@@ -75,3 +77,79 @@ def workspace_size(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     arrays = Arrays(q, k, v, out, None, sink, alibi_slopes, bias, *lengths)
     return prepare_there(arrays, options, config).workspace_bytes
+
+
+def backward_workspace_size(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float | None = None,
+    sink: Any = None,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    layout: Layout = "BSHD",
+    dlse: Any = None,
+    deterministic: bool = False,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    dsink: Any = None,
+    dbias: Any = None,
+    config: Config | None = None,
+) -> int:
+    """Return how many bytes a call of :func:`cupyfa.attention_backward` or its packed sibling needs.
+
+    Parameters
+    ----------
+    dout, q, k, v, out, lse : array
+        CuPy arrays as for the call. Their data do not matter, their strides and addresses do.
+    cu_seqlens_q, cu_seqlens_k : array, optional
+        Of packed sequences; without them, the call is one of ``attention_backward``.
+    max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
+        As for the call.
+    softmax_scale, causal, window_size, softcap, sink, alibi_slopes, bias, layout, dlse, deterministic
+        As for the call.
+    dq, dk, dv, dsink, dbias : array, optional
+        As for the call, if they are passed there; new ones need no copies.
+    config
+        As for the call.
+
+    Returns
+    -------
+    int
+        The size of ``workspace``: a float32 sum of dq, which is twice as large as dq and padded to whole tiles, two
+        numbers for each row, and copies of what TMA cannot take where it is. 0 if there is no row, or no key.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsupportedError, CompileError
+        As for the call.
+
+    Examples
+    --------
+    >>> size = backward_workspace_size(dout, q, k, v, out, lse, causal=True)  # doctest: +SKIP
+    >>> workspace = cupy.empty(size, cupy.uint8)  # doctest: +SKIP
+    >>> given = {"dq": dq, "dk": dk, "dv": dv, "workspace": workspace}  # doctest: +SKIP
+    >>> attention_backward(dout, q, k, v, out, lse, causal=True, **given)  # allocates nothing # doctest: +SKIP
+    """
+    deterministic = check_flag("deterministic", deterministic)
+    options = check_options(softmax_scale, causal, window_size, softcap, layout)
+    options = with_max_seqlen(options, max_seqlen_q, max_seqlen_k, bias is not None)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    arrays = BackwardArrays(
+        dout, q, k, v, out, lse, dlse, sink, alibi_slopes, bias, dq, dk, dv, dsink, dbias, *lengths
+    )  # fmt: skip
+    return prepare_backward_there(arrays, options, deterministic, config).workspace_bytes

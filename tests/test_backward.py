@@ -117,6 +117,8 @@ def test_functions_of_gradients_take_the_same_options() -> None:
     own = {"dout", "out", "lse", "dlse", "deterministic", "dq", "dk", "dv", "dsink", "dbias"}
     for ours, forward in (("attention_backward", "attention"), ("attention_varlen_backward", "attention_varlen")):
         not_here = {"return_lse", "out", "lse", "plan"}
+        if forward == "attention":
+            not_here |= {"seqused_q", "seqused_k"}  # gradients of a batch used in part: as packed sequences
         assert [x for x in names[ours] if x not in own] == [x for x in names[forward] if x not in not_here]
     of_pullback = {*inspect.signature(cupyfa.Pullback.__call__).parameters} - {"self"}
     assert of_pullback == own - {"out", "lse"} | {"workspace", "config"}
@@ -299,8 +301,25 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "deterministic none": ({"deterministic": None}, TypeError, r"deterministic is None; it must be True or False$"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays; q is a numpy.ndarray, which"),
     "backend": ({"backend": "gpu"}, ValueError, r"backend is 'gpu'; it must be 'emulator' or None$"),
-    "emulator": ({"backend": "emulator"}, cupyfa.UnsupportedError, r"there are no kernels for gradients yet"),
-    "config": ({"config": 3}, TypeError, r"config is 3; it must be a mapping or None$"),
+    "bias without a kernel": (
+        BIASED | {"backend": "emulator"}, cupyfa.UnsupportedError,
+        r"no kernel computes the gradients of attention with a bias yet; .* NumPy arrays have all$",
+    ),
+    "head_dim above 256": (
+        {name: zeros(2, 5 if name == "q" else 6, 4 if name == "q" else 2, 264) for name in ("q", "k")},
+        cupyfa.UnsupportedError, r"q has head_dim 264; supported are the multiples of 8 from 8 to 256$",
+    ),
+    "head_dim of v above 256": (
+        {"v": zeros(2, 6, 2, 264), "out": zeros(2, 5, 4, 264), "dout": zeros(2, 5, 4, 264)},
+        cupyfa.UnsupportedError, r"v has head_dim 264; supported are the multiples of 8 from 8 to 256$",
+    ),
+    "config": ({"config": 3}, TypeError, r"config is 3; it must be a mapping of BwdSpec fields or None$"),
+    "config type": ({"config": {"q_stages": 2.0}}, TypeError, r"config\['q_stages'\] is 2.0; it must be an integer$"),
+    "config value": ({"config": {"dout_stages": 9}}, ValueError, r"config\['dout_stages'\] is 9; it must be one of 1"),
+    "config field": (
+        {"config": {"tile_n": 64}}, ValueError,
+        r"config has the field 'tile_n'; gradients can override q_stages, dout_stages, setmaxnreg$",
+    ),
     "masked": (
         {"dout": np.ma.masked_array(GOOD["dout"])}, TypeError,
         r"masked arrays are not supported; pass plain numpy.ndarray",
@@ -362,6 +381,10 @@ BAD_PACKED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bias": ({"bias": rows(5, 7)}, ValueError, r"bias has 5 rows but sequence 1 has 6; it must have 1, or as many"),
     "deterministic": ({"deterministic": "yes"}, TypeError, r"deterministic is 'yes'; it must be True or False$"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays"),
+    "emulator": (
+        {"backend": "emulator"}, cupyfa.UnsupportedError,
+        r"no kernel computes the gradients of packed sequences yet; call attention_backward for each sequence",
+    ),
     "dq in the lengths": (
         {"cu_seqlens_q": part(0, 3, dtype=np.int32), "dq": part(5, 10, 4, 16)}, ValueError,
         "dq shares memory with cu_seqlens_q",
@@ -384,13 +407,9 @@ def test_nothing_was_written_if_a_call_was_refused() -> None:
     assert all((x == 1).all() for x in given.values())
 
 
-def test_arrays_of_cupy_are_checked_and_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_of_cupy_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy.install(monkeypatch)
     there = {name: fake_cupy.Array(x) for name, x in GOOD.items()}
-    with pytest.raises(
-        cupyfa.UnsupportedError, match=r"^attention: there are no kernels for gradients yet; NumPy arra"
-    ):
-        attention_backward(**there)
     with pytest.raises(ValueError, match=r"^attention: lse has shape \(2, 5, 4\)"):
         attention_backward(**(there | {"lse": fake_cupy.Array(rows(2, 5, 4))}))
     odd = np.lib.stride_tricks.as_strided(rows(99), (5, 6), (26, 4))

@@ -17,17 +17,32 @@ import numpy as np
 import pytest
 from nvrtc_tools import compile_ptx, import_nvrtc
 from problems import make_problem
+from test_backward_select import problem_of as problem_of_gradients
 from test_decode_select import problem_of as problem_of_cache
 from test_spec import SPEC
 
 import cupyfa  # registers bfloat16 with NumPy, through ml_dtypes
 from cupyfa import compiler
 from cupyfa._launch import unpack_traits
+from cupyfa.backward_select import BWD_CANDIDATES, BwdCandidate, select_backward
 from cupyfa.compiler import CUPY_OPTIONS, Compiled, PtxasReport, check_versions, compile_offline, first_error, options
 from cupyfa.decode_select import select_decode
 from cupyfa.select import CANDIDATES, H200, Candidate, select
 from cupyfa.sources import amalgamate
-from cupyfa.spec import AppendSpec, Bias, CombineSpec, DecodeSpec, DType, FwdSpec, Scheduler, Spec
+from cupyfa.spec import (
+    AppendSpec,
+    Bias,
+    BwdSpec,
+    CombineSpec,
+    DecodeSpec,
+    DType,
+    FwdSpec,
+    PostprocessSpec,
+    PreprocessSpec,
+    Scheduler,
+    SinkSpec,
+    Spec,
+)
 
 SHARED_BYTES = 227 * 1024
 REGISTERS = 65_536
@@ -341,6 +356,191 @@ def test_append_and_combine_compile_clean(spec: AppendSpec | CombineSpec) -> Non
     assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
     assert (traits["threads"], traits["shared_bytes"]) == ({"append.cu": 256, "combine.cu": 32}[spec.entry], 0)
     assert report.registers * traits["threads"] <= REGISTERS // 5  # many CTAs at a time hide the latency of memory
+
+
+# --- Gradients ---
+
+#: Switches of `BwdSpec`, and its type. Any two columns of ORTHOGONAL have every pair of values.
+GRADIENT_OPTIONS = ("dtype", "causal", "window", "alibi", "partial", "softcap", "deterministic")
+ORTHOGONAL = [
+    (a, b, c, a != b, a != c, b != c, (a != b) != c) for a, b, c in itertools.product((False, True), repeat=3)
+]
+
+
+def gradient_spec(head_dims: tuple[int, int], values: tuple[bool, ...]) -> BwdSpec:
+    """What `select_backward` takes for a problem with those of GRADIENT_OPTIONS."""
+    bfloat16, causal, window, alibi, partial, softcap, deterministic = values
+    problem = problem_of_gradients(
+        heads_kv=2 if partial else 4,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        dtype=np.dtype("bfloat16" if bfloat16 else "float16"),
+        causal=causal,
+        window_size=(30 if window else None, None),
+        softcap=5.0 if softcap else None,
+        alibi=alibi,
+        deterministic=deterministic,
+    )
+    spec = select_backward(problem, H200).spec
+    assert (spec.causal, spec.window, spec.alibi, spec.partial) == (causal, window, alibi, partial)
+    assert (spec.softcap, spec.deterministic) == (softcap, deterministic)
+    return spec
+
+
+#: For each row the size that it is for, and whether it is taken with a softcap and in a fixed order: always, never, or
+#: in either case (None).
+OF_ROWS = [
+    ((64, 64), False, None),
+    ((64, 64), True, None),
+    ((128, 128), False, False),
+    ((128, 128), False, True),
+    ((256, 256), None, None),
+]
+#: The same kernel for other sizes: a softcap of head_dim 128, and head dimensions that differ.
+OTHER_SIZES = [((128, 128), True, None), ((256, 128), None, None), ((128, 256), None, None)]
+
+
+def in_pairs(head_dims: tuple[int, int], softcap: bool | None, deterministic: bool | None) -> list[BwdSpec]:
+    """Kernels with every pair of values of two of GRADIENT_OPTIONS, but for those that are fixed."""
+    return [
+        gradient_spec(
+            head_dims,
+            (
+                *values[:5],
+                values[5] if softcap is None else softcap,
+                values[6] if deterministic is None else deterministic,
+            ),
+        )
+        for values in ORTHOGONAL
+    ]
+
+
+BY_ROW = [in_pairs(*row) for row in OF_ROWS]
+#: All that registers may have to hold.
+MOST = [
+    gradient_spec(
+        head_dims, (number % 2 == 0, True, True, True, True, softcap is not False, deterministic is not False)
+    )
+    for number, (head_dims, softcap, deterministic) in enumerate([*OF_ROWS, *OTHER_SIZES])
+]
+GRADIENTS = list(
+    dict.fromkeys(
+        [
+            *itertools.chain(*BY_ROW),
+            *MOST,
+            *(spec for size in OTHER_SIZES for spec in in_pairs(*size)),
+            gradient_spec((64, 128), (True, True, False, False, True, False, False)),
+            gradient_spec((128, 64), (False, True, True, True, False, False, True)),
+        ]
+    )
+)
+AROUND_GRADIENTS: list[Spec] = [
+    *map(PreprocessSpec, DType),
+    *dict.fromkeys(
+        PostprocessSpec(dtype=x.dtype, head_dim=head_dim, tile_m=tile)
+        for x in GRADIENTS
+        for head_dim, tile in (
+            (x.head_dim, x.tile_m),
+            *([(x.head_dim, x.tile_n), (x.head_dim_v, x.tile_n)] if x.partial else []),
+        )
+    ),
+    SinkSpec(),
+]
+
+
+@pytest.mark.parametrize(("row", "specs"), [*zip(BWD_CANDIDATES, BY_ROW, strict=True)], ids=lambda x: str(x)[:40])
+def test_options_of_gradients_are_compiled_in_pairs(row: BwdCandidate, specs: list[BwdSpec]) -> None:
+    """Each row has every pair of values of two options, but for those that another row has."""
+    assert {spec.head_dim for spec in specs} == {spec.head_dim_v for spec in specs} == {row.widest}
+    tile = (row.tile_m, row.tile_n, row.q_stages, row.dout_stages)
+    assert {(spec.tile_m, spec.tile_n, spec.q_stages, spec.dout_stages) for spec in specs} == {tile}
+    choices = {name: {getattr(spec, name) for spec in specs} for name in GRADIENT_OPTIONS}
+    fixed = {name for name, those in choices.items() if len(those) == 1}
+    assert fixed <= {"softcap", "deterministic"}
+    for one, other in itertools.combinations(GRADIENT_OPTIONS, 2):
+        pairs = {(getattr(spec, one), getattr(spec, other)) for spec in specs}
+        assert len(pairs) == len(choices[one]) * len(choices[other]), (one, other)
+
+
+def test_what_a_row_of_gradients_is_compiled_with_is_all_that_it_takes() -> None:
+    """A row is taken with a softcap, without, and in either order exactly if it is compiled so."""
+    taken: dict[BwdCandidate, set[tuple[bool, bool]]] = {row: set() for row in BWD_CANDIDATES}
+    for width, softcap, deterministic in itertools.product((64, 128, 256), (False, True), (False, True)):
+        cap = 5.0 if softcap else None
+        problem = problem_of_gradients(head_dim=width, softcap=cap, deterministic=deterministic)
+        row = select_backward(problem, H200).candidate
+        if row.widest == width:
+            taken[row].add((softcap, deterministic))
+    for row, specs in zip(BWD_CANDIDATES, BY_ROW, strict=True):
+        assert taken[row] == {(spec.softcap, spec.deterministic) for spec in specs}
+
+
+@pytest.mark.parametrize("spec", GRADIENTS, ids=str)
+def test_gradients_compile_clean(spec: BwdSpec) -> None:
+    kernel = compiled(spec)
+    report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
+    assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
+    assert re.findall(r"C7\d\d\d", report.text) == []
+    threads = traits["threads"]
+    assert threads == 3 * 128  # a producer, and two consumer warpgroups
+    assert report.registers == REGISTERS // threads // 8 * 8
+    # The adders of a wide tile loop over parts, for which 24 registers are too few.
+    moved = (40, 232) if spec.tile_n == 64 and spec.deterministic else (24, 240)
+    assert (traits["producer_registers"], traits["consumer_registers"]) == moved
+    # More than the launch allocated, and setmaxnreg.inc waits for ever.
+    assert 128 * moved[0] + (threads - 128) * moved[1] <= report.registers * threads
+    assert sorted(re.findall(r"setmaxnreg\.(...)\.sync\.aligned\.u32 (\d+);", kernel.ptx)) == [
+        ("dec", str(moved[0])),
+        ("inc", str(moved[1])),
+    ]
+    assert 0 < traits["shared_bytes"] <= SHARED_BYTES
+    assert (traits["tile_m"], traits["tile_n"]) == (spec.tile_m, spec.tile_n)
+    assert (traits["cluster_size"], traits["box_cols"]) == (1, 64)
+    assert re.findall(r"^\.target (\w+)", kernel.ptx, re.MULTILINE) == ["sm_90a"]
+    expected = {
+        "red.relaxed.gpu.global.add.v4.f32": not spec.deterministic,
+        "cp.reduce.async.bulk": spec.deterministic,
+        "cp.async.bulk.tensor.4d.global": not spec.partial,  # dK and dV leave as they are, for another kernel
+    }
+    assert {name: name in kernel.ptx for name in expected} == expected
+
+
+@pytest.mark.parametrize("spec", AROUND_GRADIENTS, ids=str)
+def test_kernels_around_gradients_compile_clean(spec: Spec) -> None:
+    kernel = compiled(spec)
+    report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
+    assert (report.spill_bytes, report.stack_bytes, report.advisories) == (0, 0, ()), report.text
+    # A tile of rounded rows, each four words longer, so that a column of them is in all banks.
+    rows = spec.tile_m * (2 * spec.head_dim + 16) if isinstance(spec, PostprocessSpec) else 0
+    assert traits["shared_bytes"] == rows
+    assert report.registers * traits["threads"] <= REGISTERS // 2
+
+
+def test_gradients_without_setmaxnreg_have_too_few_registers() -> None:
+    """It is for tools: dK and dV are 128 of the 168 registers that a launch gives a thread."""
+    spec = dataclasses.replace(gradient_spec((128, 128), (False,) * 7), setmaxnreg=False)
+    report = compiled(spec).report
+    assert report.registers <= 168
+    assert report.spill_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"q_stages": 1}, "the next scores are computed while this Q is read: set q_stages to 2 or more"),
+        ({"q_stages": 4, "dout_stages": 4}, "tiles and stages exceed the shared memory of a CTA"),
+        ({"head_dim": 256, "head_dim_v": 256, "tile_n": 64}, "tiles and stages exceed the shared memory of a CTA"),
+    ],
+    ids=str,
+)
+def test_gradients_that_cannot_be_are_a_compile_error(change: dict[str, Any], text: str) -> None:
+    import_nvrtc()
+    spec = dataclasses.replace(gradient_spec((128, 128), (False,) * 7), **change)
+    with pytest.raises(cupyfa.CompileError) as caught:
+        compile_offline(spec)
+    headline = str(caught.value).splitlines()[0]
+    assert headline.startswith(f"{spec} does not compile: cuda/hopper/bwd.cu(")
+    assert text in headline
 
 
 # --- SASS ---

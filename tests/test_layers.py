@@ -49,7 +49,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "decode_select": {"cache_problem", "select"},
     "_decode": set(),
     "decode_plan": {"decode_select", "scales", "_decode", "_launch"},
-    "emulate_cache": {"cache_values", "decode_plan", "emulate"},
+    "emulate_stage": {"emulator", "spec", "_launch"},
+    "emulate_cache": {"cache_values", "decode_plan", "emulate", "emulate_stage"},
     "decode_dispatch": {"cache_values", "debug", "emulate_cache", "kernels", "libraries", "oracles"},
     "kvcache": {"attention", "decode_dispatch"},
     "cache_shapes": {"decode_plan"},
@@ -59,17 +60,21 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "attention": {"dispatch"},
     "varlen": {"attention"},
     "backward_problem": {"problem"},
-    "backward_dispatch": {"backward_problem", "lengths", "libraries", "oracles"},
+    "backward_select": {"backward_problem", "select"},
+    "_backward": set(),
+    "backward_plan": {"backward_select", "copies", "_backward", "_launch"},
+    "emulate_backward": {"backward_plan", "emulate", "emulate_stage"},
+    "backward_dispatch": {"emulate_backward", "kernels", "lengths", "libraries", "oracles"},
     "backward": {"backward_dispatch", "dispatch"},
     "varlen_backward": {"backward"},
     "vjp": {"backward", "varlen", "varlen_backward"},
-    "workspace": {"dispatch"},
+    "workspace": {"backward_dispatch", "dispatch"},
     "testing": {"oracles", "spec"},
     "explain": {"dispatch"},
     "support": {"select"},
     "warmup": {"cache_shapes", "kernels", "options", "select"},
     "emulate_command": {"emulate", "testing"},
-    "bench": {"__init__", "emulate", "testing"},
+    "bench": {"__init__", "backward_dispatch", "emulate", "testing"},
     "__main__": {"__init__", "bench", "emulate_command", "explain", "support", "testing"},
 }
 
@@ -106,7 +111,7 @@ DEVICE_LAYERS: dict[str, set[str]] = {
 
 # Roles of one kernel: they meet in storage.cuh and never include each other.
 ROLES: dict[str, set[str]] = {
-    "hopper": {"producer.cuh", "consumer.cuh", "storer.cuh", "bwd_producer.cuh", "bwd_consumer.cuh"},
+    "hopper": {"producer.cuh", "consumer.cuh", "storer.cuh"},
     "blackwell": {"load.cuh", "mma.cuh", "softmax.cuh", "correction.cuh", "epilogue.cuh"},
 }
 
@@ -210,7 +215,7 @@ def python_violations(package: Path) -> list[str]:
 def device_group(path: Path) -> str | None:
     """The row of DEVICE_LAYERS for a path relative to cuda/; None for a place where no device file belongs."""
     match path.parts:
-        case ["params.h" | "decode_params.h"]:
+        case ["params.h" | "bwd_params.h" | "decode_params.h"]:
             return "params"
         case ["spec.cuh"]:
             return "spec"

@@ -28,6 +28,15 @@ __device__ inline void cp_async_bulk_tensor_5d_load(SharedAddress destination, c
       : "memory");
 }
 
+/// Plain bytes, a multiple of 16 of them, global to shared; completion as above.
+__device__ inline void cp_async_bulk_load(SharedAddress destination, const void* source, u32 bytes,
+                                          SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 /// Shared to global; parts of the box outside the tensor are not written. Completion by the issuer's bulk groups.
 __device__ inline void cp_async_bulk_tensor_4d_store(const TensorMap& map, int c0, int c1, int c2, int c3,
                                                      SharedAddress source) {
@@ -44,12 +53,26 @@ __device__ inline void cp_async_bulk_tensor_5d_store(const TensorMap& map, int c
       : "memory");
 }
 
+/// Adds floats in shared memory to floats in global memory, each by itself; a multiple of 16 bytes. Completion by the
+/// issuer's bulk groups.
+__device__ inline void cp_reduce_async_bulk_add_f32(float* destination, SharedAddress source, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+
 __device__ inline void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 /// Waits until at most `pending` of this thread's bulk groups still read their shared-memory source.
 template <int pending>
 __device__ inline void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+/// Waits until at most `pending` of this thread's bulk groups are under way: what the others write is in memory.
+template <int pending>
+__device__ inline void cp_async_bulk_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 }  // namespace cupyfa::ptx

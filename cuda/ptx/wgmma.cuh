@@ -28,7 +28,8 @@ __device__ inline void pin_registers(float (&registers)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-/// The instruction for one N. `scale_a` is 1 or -1 and multiplies A; `trans_b` is 1 for a B that is contiguous along N.
+/// The instruction for one N. `scale_a` is 1 or -1 and multiplies A; `trans_b` is 1 for a B that is contiguous along N,
+/// `trans_a` for an A in shared memory that is contiguous along M.
 template <int N>
 struct wgmma_m64k16;
 
@@ -89,16 +90,16 @@ struct wgmma_m64k16;
 #define CUPYFA_WGMMA_SHAPE(N, c0, c1, c2, c3, c4, c5, c6, c7) \
   template <> \
   struct wgmma_m64k16<N> { \
-    template <DType dtype, int scale_a, int trans_b> \
+    template <DType dtype, int scale_a, int trans_b, int trans_a = 0> \
     __device__ static void ss(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) { \
       if constexpr (dtype == DType::bfloat16) { \
-        asm volatile(CUPYFA_WGMMA(N, "bf16", c0, c1, c2, c3, "0, " c4) \
+        asm volatile(CUPYFA_WGMMA(N, "bf16", c0, c1, c2, c3, c4 ", " c5) \
                      : CUPYFA_D_##N \
-                     : "l"(a), "l"(b), "r"(accumulate), "n"(scale_a), "n"(trans_b)); \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(scale_a), "n"(trans_a), "n"(trans_b)); \
       } else { \
-        asm volatile(CUPYFA_WGMMA(N, "f16", c0, c1, c2, c3, "0, " c4) \
+        asm volatile(CUPYFA_WGMMA(N, "f16", c0, c1, c2, c3, c4 ", " c5) \
                      : CUPYFA_D_##N \
-                     : "l"(a), "l"(b), "r"(accumulate), "n"(scale_a), "n"(trans_b)); \
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(scale_a), "n"(trans_a), "n"(trans_b)); \
       } \
     } \
     template <DType dtype, int scale_a, int trans_b> \

@@ -45,7 +45,11 @@ FAULTS = {  # name: file, pattern, replacement
     "k released before its wait": (KERNEL, r"(complete<1>\(scores\);)[^\n]*\s*release\(k\);", r"release(k); \1"),
     "v released before its wait": (KERNEL, r"(complete<0>\(O\);)[^\n]*\s*release\(v\);", r"release(v); \1"),
     "v is not released": (KERNEL, r"release\(v\);", ""),
-    "a copy does not wait for its slot": ("ring.cuh", r"wait_parity\(slot.empty, this->parity_\);", ""),
+    "a copy does not wait for its slot": (
+        "ring.cuh",
+        r"wait_parity\(slot.empty, this->parity_\);(?=.*the tile of)",
+        "",
+    ),
     "a copy waits for the round before": (KERNEL, r"(k_barriers, last - block)\)", r"\1 + S.stages)"),
     "a copy goes where the next V is": (KERNEL, r"(v_barriers, last - block)\)", r"\1 + 1)"),
     "a V is copied twice": (KERNEL, r"j \+ 2 <= last && ", ""),

@@ -485,10 +485,13 @@ EDITS = {
         LATE,
     ),
     "half of the bytes announced": Edit(
-        "ring.cuh", r"expect_tx\(slot.full, slot_bytes\)", "expect_tx(slot.full, slot_bytes / 2)", (EarlyRead, Deadlock)
+        "ring.cuh",
+        r"expect_tx\(slot.full, filled_bytes\)",
+        "expect_tx(slot.full, slot_bytes / 2)",
+        (EarlyRead, Deadlock),
     ),
     "twice the bytes announced": Edit(
-        "ring.cuh", r"expect_tx\(slot.full, slot_bytes\)", "expect_tx(slot.full, slot_bytes * 2)", Deadlock
+        "ring.cuh", r"expect_tx\(slot.full, filled_bytes\)", "expect_tx(slot.full, slot_bytes * 2)", Deadlock
     ),
     "barriers used before they are initialised": Edit("hopper/fwd.cu", r"__syncthreads\(\);", "", EarlyRead),
     "k released before its wait, three stages": Edit(

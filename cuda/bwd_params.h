@@ -1,0 +1,85 @@
+// Run-time parameters of the kernels that compute gradients: the same ABI as params.h.
+#ifndef CUPYFA_BWD_PARAMS_H
+#define CUPYFA_BWD_PARAMS_H
+
+#include "params.h"
+
+namespace cupyfa {
+
+/// The gradients of attention. Tensor maps have the dimensions (head_dim, seqlen, heads, batch).
+///
+/// What a query row needs beside Q and dO is in the workspace, for each head padded to whole tiles of `tiles_m * tile_m`
+/// rows, which is what `rows` below counts; so is the sum of dQ in float32, tile by tile, in the order in which the threads
+/// of the kernel hold it (DqTile).
+struct BwdParams {
+  TensorMap q, k, v, dout;
+  TensorMap dk, dv;  ///< where a CTA has all query heads of its keys
+  float*
+      dk_parts;  ///< otherwise its sums are parts, (parts, batch, heads_kv, tiles_n, tile_n * head_dim), in the order in
+  float* dv_parts;  ///< which the threads of the kernel hold them
+  const float* lse_log2;  ///< (batch, heads_q, rows): lse in base 2; +inf where a row sees no key, or is none
+  const float* delta;  ///< (batch, heads_q, rows): sum of dO O, less dlse; 0 where there is no row
+  float* dq;  ///< (batch, heads_q, tiles_m, tile_m * head_dim), 0 at first
+  unsigned* turns;  ///< for a fixed order: how many CTAs have added each part of a query tile, 0 at first
+  const float* alibi_slopes;  ///< for each query head
+  long long alibi_stride_batch, alibi_stride_head;  ///< in elements
+  float scale_log2;  ///< softmax_scale * log2(e). With a softcap: 2 * softcap * log2(e)
+  float scale;  ///< softmax_scale, the factor of dK
+  float softcap_slope;  ///< 2 * log2(e) * softmax_scale / softcap
+  float softcap_log2;  ///< softcap * log2(e)
+  int seqlen_q, seqlen_k;
+  int last_diagonal;  ///< causal: row i sees no key behind i + last_diagonal
+  int first_diagonal;  ///< window: row i sees no key before i + first_diagonal
+  unsigned heads_q, heads_kv;
+  unsigned heads_per_kv;  ///< query heads that share one key/value head
+  unsigned heads_per_part;  ///< of those, how many a CTA walks
+  unsigned parts;  ///< how many CTAs share a key tile
+  unsigned tiles_m, tiles_n;  ///< query tiles and key tiles of one head
+  unsigned heads_per_section;  ///< key/value heads whose queries, gradients and sums should stay in L2 together
+};
+
+/// The kernel before it: delta, lse in base 2, and zeros.
+struct PreprocessParams {
+  const void* out;
+  const void* dout;
+  const float* lse;  ///< natural logarithm
+  const float* dlse;  ///< the gradient of lse, or null
+  const float* sink;  ///< a logit for each query head, or null
+  Strides out_strides, dout_strides, lse_strides, dlse_strides;
+  long long sink_stride;  ///< in elements
+  float* lse_log2;
+  float* delta;
+  float* dsink;  ///< (batch, heads_q, CTAs of a head): what the rows of a CTA add to the gradient of the sink, or null
+  float* dq;
+  long long dq_head;  ///< floats of a head
+  unsigned* turns;  ///< null: order is free
+  unsigned turns_head;
+  int seqlen_q, rows, head_dim_v;
+  unsigned heads_q;
+  int vectors;  ///< 1: rows of out and dout can be loaded by 16 bytes
+};
+
+/// The gradient of the sinks.
+struct SinkParams {
+  const float* parts;  ///< (batch, heads_q, parts_head), of the preprocess kernel
+  float* dsink;
+  long long dsink_stride;  ///< in elements
+  int batch, parts_head;
+};
+
+/// The kernel after it: dQ, or dK and dV where their sums are in parts, scaled and rounded.
+struct PostprocessParams {
+  const float* sums;  ///< (parts, batch, heads, tiles, tile_m * head_dim)
+  long long part_stride;  ///< in elements
+  void* out;
+  Strides out_strides;
+  float scale;
+  int parts;
+  int seqlen, head_dim;
+  unsigned heads, tiles;
+  int vectors;  ///< 1: rows of it can be stored by 16 bytes
+};
+
+}  // namespace cupyfa
+
+#endif

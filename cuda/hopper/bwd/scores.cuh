@@ -1,0 +1,132 @@
+// The arithmetic between the products, in the accumulator layout of transposed scores. Its twin is
+// cupyfa/oracles/backward_online.py.
+#pragma once
+#include "hopper/bwd/key_place.cuh"
+#include "hopper/bwd/key_tile.cuh"
+#include "hopper/bwd/storage.cuh"
+#include "logits.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/ld_shared.cuh"
+#include "ptx/st_shared.cuh"
+#include "score_mod.cuh"
+
+namespace cupyfa::hopper {
+
+/// The slopes of the softcap, for a thread's scores: shared memory has room for them, registers have not.
+template <BwdSpec S>
+class CapSlopes {
+ public:
+  __device__ CapSlopes(BwdStorage<S>& storage, const KeyPlace<S>& place) {
+    if constexpr (S.softcap) own_ = shared_address(&storage.cap.slopes[place.warpgroup][0][place.thread()]);
+  }
+  __device__ void put(int group, const float (&slopes)[4]) const {
+    const u32 words[4] = {__float_as_uint(slopes[0]), __float_as_uint(slopes[1]), __float_as_uint(slopes[2]),
+                          __float_as_uint(slopes[3])};
+    ptx::st_shared_v4(at(group), words);
+  }
+  __device__ void get(int group, float (&slopes)[4]) const {
+    u32 words[4];
+    ptx::ld_shared_v4(at(group), words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) slopes[i] = __uint_as_float(words[i]);
+  }
+
+ private:
+  __device__ SharedAddress at(int group) const { return own_ + group * warpgroup_threads * 16; }
+  SharedAddress own_;
+};
+
+/// What becomes of the scores of a thread's two keys.
+template <BwdSpec S>
+class Scores {
+ public:
+  using Values = float[S.queries() / 2];
+
+  __device__ Scores(const BwdParams& p, BwdStorage<S>& storage, const KeyTile& tile, const KeyPlace<S>& place)
+      : p_(p), tile_(tile), place_(place), slopes_(storage, place) {}
+
+  /// P = exp2(scale S - lse), 0 where a query does not see a key. `lse`: of the query tile's rows, in shared memory.
+  __device__ void exponentiate(Values& scores, SharedAddress lse, const QueryTile& query,
+                               const QueryRange& range) const {
+    float distance = 0.f, alibi_slope = 0.f;  // the distance: of the first query from the diagonal of the first key
+    if constexpr (S.alibi) {
+      distance =
+          float(query.m * S.tile_m + place_.query() + p_.seqlen_k - p_.seqlen_q - tile_.n * S.tile_n - place_.key());
+      alibi_slope = -log2_e * p_.alibi_slopes[tile_.batch * p_.alibi_stride_batch + query.head * p_.alibi_stride_head];
+    }
+#pragma unroll
+    for (int group = 0; group < S.queries() / 8; ++group) {
+      float of_query[2], slopes[4];
+      load_pair(lse, group, of_query);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[4 * group + i];
+        if constexpr (S.softcap) {
+          const float cap = capped(score, p_.softcap_slope);  // (tanh - 1) / 2
+          slopes[i] = -4.f * cap * (1.f + cap);               // 1 - tanh^2
+          score = fmaf(cap, p_.scale_log2, p_.softcap_log2 - of_query[i % 2]);
+        } else {
+          score = fmaf(score, p_.scale_log2, -of_query[i % 2]);
+        }
+        if constexpr (S.alibi) score = fmaf(alibi_slope, fabsf(distance + (8 * group + i % 2 - 8 * (i / 2))), score);
+        score = ptx::ex2_approx_ftz(score);
+      }
+      if constexpr (S.softcap) slopes_.put(group, slopes);
+    }
+    if (!range.sees_all(query.m)) hide(scores, query.m);
+  }
+
+  /// dS = P (dP - delta), times the slope of the cap. `delta`: of the query tile's rows, in shared memory.
+  __device__ void differentiate(Values& dP, const Values& P, SharedAddress delta) const {
+#pragma unroll
+    for (int group = 0; group < S.queries() / 8; ++group) {
+      float of_query[2], slopes[4];
+      load_pair(delta, group, of_query);
+      if constexpr (S.softcap) slopes_.get(group, slopes);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = dP[4 * group + i];
+        value = P[4 * group + i] * (value - of_query[i % 2]);
+        if constexpr (S.softcap) value *= slopes[i];
+      }
+    }
+  }
+
+ private:
+  __device__ void load_pair(SharedAddress rows, int group, float (&pair)[2]) const {
+    u32 words[2];
+    ptx::ld_shared_v2(rows + 4 * (8 * group + place_.query()), words[0], words[1]);
+    pair[0] = __uint_as_float(words[0]);
+    pair[1] = __uint_as_float(words[1]);
+  }
+
+  /// The limits are computed here: few tiles need them, and registers are scarce.
+  __device__ void hide(Values& P, int m) const {
+    const int first_query = m * S.tile_m + place_.query();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = tile_.n * S.tile_n + place_.key() + 8 * r;
+      int begin = S.causal ? key - p_.last_diagonal - first_query : 0;
+      if (key >= p_.seqlen_k) begin = S.tile_m;
+      const int end = S.window ? key + 1 - p_.first_diagonal - first_query : S.tile_m;
+#pragma unroll
+      for (int i = 0; i < S.queries() / 4; ++i) {
+        const int query = 8 * (i / 2) + i % 2;  // from the thread's first one
+        if (query < begin || (S.window && query >= end)) P[4 * (i / 2) + 2 * r + i % 2] = 0.f;
+      }
+    }
+  }
+
+  const BwdParams& p_;
+  const KeyTile& tile_;
+  const KeyPlace<S>& place_;
+  CapSlopes<S> slopes_;
+};
+
+template <BwdSpec S>
+__device__ inline void round_scores(u32 (&packed)[S.queries() / 4], const float (&scores)[S.queries() / 2]) {
+#pragma unroll
+  for (int i = 0; i < S.queries() / 4; ++i) packed[i] = ptx::cvt_rn_x2<S.dtype>(scores[2 * i], scores[2 * i + 1]);
+}
+
+}  // namespace cupyfa::hopper

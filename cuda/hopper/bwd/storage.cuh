@@ -1,0 +1,106 @@
+// The shared memory of the backward kernel: where its roles meet.
+#pragma once
+#include "bwd_params.h"
+#include "layout.cuh"
+#include "ring.cuh"
+#include "spec.cuh"
+
+namespace cupyfa::hopper {
+
+/// Named barriers of a CTA; 0 is __syncthreads(). The last one is the first of one for each consumer warpgroup.
+enum BwdBarrier : int { walked_barrier = 1, free_barrier, written_barrier, staged_barrier };
+
+/// Buffers of dS: a warpgroup writes that of the next step while the other one still multiplies this one, or waits.
+template <BwdSpec S>
+constexpr int ds_stages = S.wide() ? 1 : 2;
+
+/// The part of dQ that a warpgroup computes at a time, of each query tile: of half of its rows, or of its columns, and where
+/// those are many, two parts one after the other.
+template <BwdSpec S>
+struct DqPart {
+  static constexpr bool by_rows = S.tile_m == warpgroup_rows * S.consumers();
+  // Registers of a wide tile have room for 64 columns, or for 32 and whatever changes scores.
+  static constexpr bool plain = !S.window && !S.softcap && !S.alibi && !S.partial;
+  static constexpr int of_warpgroup = !S.wide() || S.head_dim <= 128 ? 1 : plain ? 2 : 4;
+  static constexpr int columns = by_rows ? S.head_dim : S.head_dim / (S.consumers() * of_warpgroup);
+  static constexpr int of_tile = S.consumers() * of_warpgroup;
+  static constexpr int values = columns / 2;  // of a thread
+
+  __device__ static int first_row(int part) { return by_rows ? warpgroup_rows * part : 0; }
+  __device__ static int first_column(int part) { return by_rows ? 0 : columns * part; }
+};
+
+/// dQ on its way to memory, where its order is fixed: a warpgroup's part of a query tile, or half of it.
+template <BwdSpec S>
+struct DqStorage {};
+
+template <BwdSpec S>
+  requires(S.deterministic)
+struct DqStorage<S> {
+  static constexpr int part_bytes = warpgroup_rows * DqPart<S>::columns * int(sizeof(float));
+  static_assert(DqPart<S>::columns >= 32, "there is a counter for every 64 rows and 32 columns of a query tile");
+  using Writer = RingWriter<1, part_bytes>;
+  using Consumer = RingConsumer<1, part_bytes>;
+
+  alignas(128) unsigned char parts[S.consumers()][part_bytes];
+  RingBarriers<1> barriers[S.consumers()];
+};
+
+/// What a softcap leaves for the gradient, in the order in which a thread writes and reads it.
+template <BwdSpec S>
+struct SlopeStorage {};
+
+template <BwdSpec S>
+  requires(S.softcap)
+struct SlopeStorage<S> {
+  alignas(16) float slopes[S.consumers()][S.queries() / 8][warpgroup_threads][4];
+};
+
+/// P, where it is no register operand.
+template <BwdSpec S>
+struct PStorage {};
+
+template <BwdSpec S>
+  requires(S.wide())
+struct PStorage<S> {
+  alignas(swizzle_atom_bytes) unsigned char data[panels(S.tile_m) * panel_bytes(S.tile_n)];  // (keys, queries)
+};
+
+template <BwdSpec S>
+struct BwdStorage {
+  static constexpr int k_bytes = panels(S.head_dim) * panel_bytes(S.tile_n);
+  static constexpr int v_bytes = panels(S.head_dim_v) * panel_bytes(S.tile_n);
+  static constexpr int q_bytes = panels(S.head_dim) * panel_bytes(S.tile_m);
+  static constexpr int dout_bytes = panels(S.head_dim_v) * panel_bytes(S.tile_m);
+  static constexpr int ds_bytes = panels(S.tile_m) * panel_bytes(S.tile_n);
+  static constexpr int row_bytes = S.tile_m * int(sizeof(float));  // of lse, and of delta
+  // Behind a Q is the lse of its rows, behind a dO their delta.
+  static constexpr int q_slot_bytes = q_bytes + swizzle_atom_bytes;
+  static constexpr int dout_slot_bytes = dout_bytes + swizzle_atom_bytes;
+  static_assert(row_bytes <= swizzle_atom_bytes);
+
+  alignas(swizzle_atom_bytes) unsigned char k[k_bytes];  // dK leaves through it
+  alignas(swizzle_atom_bytes) unsigned char v[v_bytes];  // dV leaves through it
+  alignas(swizzle_atom_bytes) unsigned char q[S.q_stages][q_slot_bytes];
+  alignas(swizzle_atom_bytes) unsigned char dout[S.dout_stages][dout_slot_bytes];
+  alignas(swizzle_atom_bytes) unsigned char ds[ds_stages<S>][ds_bytes];  // (keys, queries)
+  [[no_unique_address]] PStorage<S> p;
+  [[no_unique_address]] DqStorage<S> dq;
+  [[no_unique_address]] SlopeStorage<S> cap;
+  u64 k_full, v_full;
+  u64 ds_full[ds_stages<S>];
+  RingBarriers<S.q_stages> q_barriers;
+  RingBarriers<S.dout_stages> dout_barriers;
+
+  using QProducer = RingProducer<S.q_stages, q_slot_bytes, q_bytes + row_bytes>;
+  using QConsumer = RingConsumer<S.q_stages, q_slot_bytes>;
+  using DoutProducer = RingProducer<S.dout_stages, dout_slot_bytes, dout_bytes + row_bytes>;
+  using DoutConsumer = RingConsumer<S.dout_stages, dout_slot_bytes>;
+};
+
+/// Each consumer warp answers for itself: its part of the products that read a slot is complete, its rows are written.
+constexpr u32 warpgroup_warps = warpgroup_threads / 32;
+template <BwdSpec S>
+constexpr u32 bwd_consumer_warps = warpgroup_warps * S.consumers();
+
+}  // namespace cupyfa::hopper

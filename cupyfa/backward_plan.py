@@ -1,0 +1,384 @@
+"""From a problem of gradients and its kernels to launches: grids, tensor maps, workspace and run-time parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from cupyfa._backward import BackwardPacking, PostprocessPacking, PreprocessPacking, SinkPacking
+from cupyfa._launch import LaunchGeometry, TensorMapGeometry
+from cupyfa.backward_problem import BackwardArrays, BackwardProblem
+from cupyfa.backward_select import BackwardSelection
+from cupyfa.copies import Copy, copies_of
+from cupyfa.errors import UnsupportedError
+from cupyfa.operand import TMA_ALIGNMENT, Layout, Operand
+from cupyfa.select import Device
+from cupyfa.spec import BwdSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
+
+__all__ = ["BackwardPlan", "backward_specs", "plan_backward", "plan_with_copies"]
+
+_LOG2_E = math.log2(math.e)
+_MOST_CTAS = 2**31 - 1
+_SPACING = 256  # bytes; parts of the workspace begin at multiples of it
+_GRADIENT_ROWS = 64  # a warpgroup stores its own rows
+_SMALLEST_PART = 64 * 32  # of a dQ that waits for its turn: elements (the kernel checks that it has no smaller ones)
+_NO_MAP = bytes(128)  # a tensor map that no thread reads
+
+_Strides = tuple[int, int, int, int]
+
+
+class _Place(NamedTuple):
+    """A part of the workspace."""
+
+    begin: int
+    size: int
+
+
+class _Workspace:
+    """Parts one behind the other."""
+
+    def __init__(self, begin: int) -> None:
+        self.bytes = begin
+
+    def take(self, size: int) -> _Place:
+        begin = -(-self.bytes // _SPACING) * _SPACING
+        self.bytes = begin + size
+        return _Place(begin, size)
+
+
+class _Rounding(NamedTuple):
+    """How a gradient becomes of sums in the workspace."""
+
+    name: str
+    packing: PostprocessPacking
+    sums: _Place
+    vectors: bool  # whether its rows are vectors of 16 bytes, if they begin at a multiple of that
+
+
+def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tuple[Spec, ...]:
+    """Return the kernels of a problem, in the order in which they are launched.
+
+    Parameters
+    ----------
+    problem : BackwardProblem
+        The problem.
+    selection : BackwardSelection
+        Its main kernel.
+
+    Returns
+    -------
+    tuple of spec
+        Three to six.
+    """
+    spec = selection.spec
+    rounded = [PostprocessSpec(dtype=spec.dtype, head_dim=spec.head_dim, tile_m=spec.tile_m)]
+    if selection.parts > 1:
+        rounded += [
+            PostprocessSpec(dtype=spec.dtype, head_dim=head_dim, tile_m=spec.tile_n)
+            for head_dim in (spec.head_dim, spec.head_dim_v)
+        ]
+    sink = () if problem.dsink is None else (SinkSpec(),)
+    return (PreprocessSpec(spec.dtype), spec, *rounded, *sink)
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardPlan:
+    """All launches of a call: only addresses are missing.
+
+    Attributes
+    ----------
+    specs : tuple of Spec
+        The kernels.
+    geometries : tuple of LaunchGeometry
+        Of each.
+    preprocess, backward, sink
+        Their parameters; sink may be None.
+    roundings : tuple of _Rounding
+        Of dq, and of dk and dv where their sums are in parts.
+    maps : tuple of TensorMapGeometry or None
+        Of q, k, v, dout, dk and dv; None for dk and dv where their sums are in parts.
+    row_vectors : bool
+        Whether rows of out and dout are vectors of 16 bytes, if they begin at a multiple of that.
+    lse_log2, delta, turns, dsink : _Place
+        In the workspace; turns and dsink may be None.
+    workspace_bytes : int
+        All of it.
+    """
+
+    specs: tuple[Spec, ...]
+    geometries: tuple[LaunchGeometry, ...]
+    preprocess: PreprocessPacking
+    backward: BackwardPacking
+    sink: SinkPacking | None
+    roundings: tuple[_Rounding, ...]
+    maps: tuple[TensorMapGeometry | None, ...]
+    row_vectors: bool
+    lse_log2: _Place
+    delta: _Place
+    turns: _Place | None
+    dsink: _Place | None
+    workspace_bytes: int
+
+    def pack(
+        self,
+        encode: Callable[[TensorMapGeometry, int], bytes],
+        at: BackwardArrays[int],
+        copied: BackwardArrays[int],
+        workspace: int,
+    ) -> list[bytes]:
+        """Return the parameters of each kernel.
+
+        Parameters
+        ----------
+        encode : callable
+            ``encode(geometry, address)`` returns the 128 bytes of a tensor map.
+        at : BackwardArrays of int
+            Addresses; None or 0 for an array that there is not.
+        copied : BackwardArrays of int
+            The same, with those of copies in place of what TMA cannot take.
+        workspace : int
+            Address of the workspace.
+
+        Returns
+        -------
+        list of bytes
+            Packed structs.
+        """
+
+        def place(part: _Place | None) -> int:
+            return 0 if part is None else workspace + part.begin
+
+        lse_log2, delta, turns, dsink = map(place, (self.lse_log2, self.delta, self.turns, self.dsink))
+        sums = {rounding.name: place(rounding.sums) for rounding in self.roundings}
+        packed = [
+            self.preprocess.pack(
+                (at.out, at.dout, at.lse, at.dlse or 0, at.sink or 0, lse_log2, delta, dsink, sums["dq"], turns),
+                self.row_vectors and not (at.out | at.dout) % TMA_ALIGNMENT,
+            ),
+            self.backward.pack(
+                tuple(
+                    _NO_MAP if x is None else encode(x, getattr(copied, name))
+                    for x, name in zip(self.maps, _MAPPED, strict=True)
+                ),
+                (lse_log2, delta, sums["dq"], turns, at.alibi_slopes or 0, sums.get("dk", 0), sums.get("dv", 0)),
+            ),
+        ]
+        for name, packing, _, vectors in self.roundings:
+            address = getattr(at, name)
+            packed.append(packing.pack(sums[name], address, vectors and not address % TMA_ALIGNMENT))
+        if self.sink is not None:
+            packed.append(self.sink.pack(dsink, at.dsink or 0))
+        return packed
+
+
+#: In the order of ``BackwardPacking.pack``.
+_MAPPED = ("q", "k", "v", "dout", "dk", "dv")
+
+
+def plan_backward(
+    problem: BackwardProblem,
+    selection: BackwardSelection,
+    traits: Callable[[Spec], dict[str, int]],
+    device: Device,
+    mapped: Mapping[str, Operand],
+    begin: int = 0,
+) -> BackwardPlan:
+    """Return the prepared launches of a problem.
+
+    Parameters
+    ----------
+    problem : BackwardProblem
+        With no empty axis.
+    selection : BackwardSelection
+        Its kernel.
+    traits : callable
+        ``traits(spec)`` returns those of a kernel.
+    device : Device
+        The GPU.
+    mapped : Mapping
+        Operands of the matrices that TMA takes, by name: the user's, or copies of them; none of what threads write.
+    begin : int
+        How much of the workspace is in use already.
+
+    Returns
+    -------
+    BackwardPlan
+        Needs only addresses.
+
+    Raises
+    ------
+    UnsupportedError
+        The problem needs more CTAs than a grid has.
+    """
+    forward, spec = problem.forward, selection.spec
+    tiles_m, tiles_n = -(-forward.seqlen_q // spec.tile_m), -(-forward.seqlen_k // spec.tile_n)
+    rows, heads = tiles_m * spec.tile_m, forward.batch * forward.heads_q
+    parts = selection.parts
+    specs = backward_specs(problem, selection)
+    of_kernel = [traits(x) for x in specs]
+    preprocess_ctas = -(-rows // of_kernel[0]["tile_m"])
+    key_tiles = forward.batch * forward.heads_kv * tiles_n
+    grids = [heads * preprocess_ctas, key_tiles * parts, heads * tiles_m]
+    grids += [key_tiles] * (2 if parts > 1 else 0) + [forward.heads_q] * (problem.dsink is not None)
+    if max(grids) > _MOST_CTAS:
+        raise UnsupportedError(
+            f"attention: batch {forward.batch} with {forward.heads_q} heads, seqlen_q {forward.seqlen_q} and seqlen_k "
+            f"{forward.seqlen_k} makes {max(grids)} CTAs; at most {_MOST_CTAS} are supported: split the batch"
+        )
+    geometries = tuple(
+        LaunchGeometry(
+            grid=grid, threads=kernel["threads"], shared_bytes=kernel["shared_bytes"], programmatic=number > 0
+        )
+        for number, (grid, kernel) in enumerate(zip(grids, of_kernel, strict=True))
+    )
+    workspace = _Workspace(begin)
+    turns_head = rows * spec.head_dim // _SMALLEST_PART
+    lse_log2, delta = workspace.take(4 * heads * rows), workspace.take(4 * heads * rows)
+    roundings = [_rounding(problem.dq, spec.head_dim, spec.tile_m, 1, forward.softmax_scale, workspace)]
+    if parts > 1:
+        for gradient, head_dim, factor in (
+            (problem.dk, spec.head_dim, forward.softmax_scale),
+            (problem.dv, spec.head_dim_v, 1.0),
+        ):
+            roundings.append(_rounding(gradient, head_dim, spec.tile_n, parts, factor, workspace))
+    turns = workspace.take(4 * heads * turns_head) if spec.deterministic else None
+    dsink = None if problem.dsink is None else workspace.take(4 * heads * preprocess_ctas)
+    scale, cap = forward.softmax_scale, forward.softcap
+    slope_batch, slope_head = (0, 0) if forward.alibi_slopes is None else forward.alibi_slopes.strides
+    diagonal = forward.seqlen_k - forward.seqlen_q
+    return BackwardPlan(
+        specs=specs,
+        geometries=geometries,
+        preprocess=PreprocessPacking(
+            out_strides=_strides(forward.out),
+            dout_strides=_strides(problem.dout),
+            lse_strides=_row_strides(forward.lse),
+            dlse_strides=_row_strides(problem.dlse),
+            sink_stride=0 if forward.sink is None else forward.sink.strides[0] // 4,
+            dq_head=rows * spec.head_dim,
+            turns_head=turns_head,
+            seqlen_q=forward.seqlen_q,
+            rows=rows,
+            head_dim_v=forward.head_dim_v,
+            heads_q=forward.heads_q,
+        ),
+        backward=BackwardPacking(
+            alibi_stride_batch=slope_batch // 4,
+            alibi_stride_head=slope_head // 4,
+            scale_log2=(scale if cap is None else 2 * cap) * _LOG2_E,
+            scale=scale,
+            softcap_slope=0.0 if cap is None else 2 * _LOG2_E * scale / cap,
+            softcap_log2=(cap or 0.0) * _LOG2_E,
+            seqlen_q=forward.seqlen_q,
+            seqlen_k=forward.seqlen_k,
+            last_diagonal=0 if forward.right is None else diagonal + forward.right,
+            first_diagonal=0 if forward.left is None else diagonal - forward.left,
+            heads_q=forward.heads_q,
+            heads_kv=forward.heads_kv,
+            heads_per_part=selection.heads_per_part,
+            parts=parts,
+            tiles_m=tiles_m,
+            tiles_n=tiles_n,
+            heads_per_section=_heads_per_section(spec, tiles_n, forward.batch * forward.heads_kv * parts, device),
+        ),
+        roundings=tuple(roundings),
+        sink=None
+        if problem.dsink is None
+        else SinkPacking(dsink_stride=problem.dsink.strides[0] // 4, batch=forward.batch, parts_head=preprocess_ctas),
+        maps=tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in _MAPPED),
+        row_vectors=_in_vectors(forward.out) and _in_vectors(problem.dout),
+        lse_log2=lse_log2,
+        delta=delta,
+        turns=turns,
+        dsink=dsink,
+        workspace_bytes=workspace.bytes,
+    )
+
+
+def plan_with_copies(
+    problem: BackwardProblem,
+    selection: BackwardSelection,
+    traits: Callable[[Spec], dict[str, int]],
+    device: Device,
+    layout: Layout,
+    unaligned: Collection[str],
+) -> tuple[BackwardPlan, tuple[Copy, ...]]:
+    """Return the prepared launches of a problem, and the copies of what TMA cannot take, before their workspace.
+
+    Parameters
+    ----------
+    problem, selection, traits, device
+        As for `plan_backward`.
+    layout : {"BSHD", "BHSD"}
+        Of the user's arrays.
+    unaligned : collection of str
+        The matrices that TMA cannot take for their addresses.
+
+    Returns
+    -------
+    tuple
+        The plan, and the copies: almost always none, and none of what threads write.
+    """
+    by_threads = ("dk", "dv") if selection.parts > 1 else ()  # from sums, as dq: a copy would be written over them
+    given = problem.operands.given()
+    matrices = {name: given[name] for name in given if name in _MAPPED and name not in by_threads}
+    copies = copies_of(problem.forward, matrices.values(), layout, unaligned, 0)
+    mapped = {**matrices, **{copy.name: copy.operand for copy in copies}}
+    begin = copies[-1].end if copies else 0
+    return plan_backward(problem, selection, traits, device, mapped, begin), copies
+
+
+def _rounding(
+    gradient: Operand, head_dim: int, tile: int, parts: int, scale: float, workspace: _Workspace
+) -> _Rounding:
+    """Take room for the sums of a gradient, in tiles of rows with a padded head_dim, and say what becomes of them."""
+    batch, seqlen, heads, columns = gradient.shape
+    tiles = -(-seqlen // tile)
+    part = batch * heads * tiles * tile * head_dim
+    packing = PostprocessPacking(
+        out_strides=_strides(gradient),
+        scale=scale,
+        parts=parts,
+        part_stride=part,
+        seqlen=seqlen,
+        head_dim=columns,
+        heads=heads,
+        tiles=tiles,
+    )
+    return _Rounding(gradient.name, packing, workspace.take(4 * parts * part), _in_vectors(gradient))
+
+
+def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) -> int:
+    """Return how many key/value heads are side by side: where tiles differ in length, as many as fill the GPU once."""
+    if not spec.causal or spec.window:
+        return 1
+    return max(1, min(heads, device.multiprocessors // tiles_n))
+
+
+def _strides(operand: Operand) -> _Strides:
+    batch, row, head, column = (stride // operand.dtype.itemsize for stride in operand.strides)
+    return batch, row, head, column
+
+
+def _row_strides(operand: Operand | None) -> _Strides:
+    batch, head, row = (0, 0, 0) if operand is None else (stride // 4 for stride in operand.strides)
+    return batch, row, head, 0
+
+
+def _in_vectors(matrix: Operand) -> bool:
+    """Whether rows can be taken by 16 bytes, if they begin at a multiple of them."""
+    strides = [stride for stride, size in zip(matrix.strides[:3], matrix.shape[:3], strict=True) if size > 1]
+    whole = matrix.shape[3] * matrix.dtype.itemsize % TMA_ALIGNMENT == 0
+    return whole and matrix.strides[3] == matrix.dtype.itemsize and all(x % TMA_ALIGNMENT == 0 for x in strides)
+
+
+def _tensor_map(matrix: Operand, spec: BwdSpec, name: str) -> TensorMapGeometry:
+    batch, seqlen, heads, head_dim = matrix.shape
+    rows = {"q": spec.tile_m, "dout": spec.tile_m, "k": spec.tile_n, "v": spec.tile_n}.get(name, _GRADIENT_ROWS)
+    # The stride of an axis with one index is never used, but the driver checks it.
+    strides = [stride if size > 1 else 16 for stride, size in zip(matrix.strides, matrix.shape, strict=True)]
+    return TensorMapGeometry(
+        spec.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), (64, rows)
+    )

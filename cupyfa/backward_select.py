@@ -1,0 +1,221 @@
+"""Which kernel computes the gradients of a problem: a pure function over a table of candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyfa.backward_problem import BackwardProblem
+from cupyfa.errors import UnsupportedError
+from cupyfa.select import Config, Device
+from cupyfa.spec import BwdSpec
+
+__all__ = ["BWD_CANDIDATES", "BackwardSelection", "BwdCandidate", "backward_config", "select_backward"]
+
+_KEYS = 128  # of a tile, 64 for each warpgroup
+_STAGES = {"q_stages": range(2, 5), "dout_stages": range(1, 5)}
+
+
+class BwdCandidate(NamedTuple):
+    """A row of the table.
+
+    Attributes
+    ----------
+    widest : int
+        Of both head dimensions.
+    softcap, deterministic : bool
+        Whether it has room for the slopes of a softcap, and for a dQ that waits for its turn.
+    tile_m, tile_n, q_stages, dout_stages : int
+        As in :class:`cupyfa.spec.BwdSpec`.
+    reason : str
+        Why.
+    """
+
+    widest: int
+    softcap: bool
+    deterministic: bool
+    tile_m: int
+    tile_n: int
+    q_stages: int
+    dout_stages: int
+    reason: str
+
+    @property
+    def panel(self) -> int:
+        """Columns of which head dimensions are filled up to multiples: whole ones for each of those who share them."""
+        return 64 if self.tile_n == _KEYS else 128
+
+    def objection(self, problem: BackwardProblem) -> str | None:
+        """Return why it is not for a problem.
+
+        Parameters
+        ----------
+        problem : BackwardProblem
+            The problem.
+
+        Returns
+        -------
+        str or None
+            None: it is.
+        """
+        forward = problem.forward
+        widest = max(forward.head_dim, forward.head_dim_v)
+        if widest > self.widest:
+            return f"head_dim {widest} exceeds {self.widest}"
+        if forward.softcap is not None and not self.softcap:
+            return "it has no room for the slopes of a softcap"
+        if problem.deterministic and not self.deterministic:
+            return "it has no room for a dQ that waits for its turn"
+        return None
+
+
+#: In the order of preference; the last one takes every problem. What fits is a matter of registers and shared memory,
+#: which the compiler checks.
+BWD_CANDIDATES = (
+    BwdCandidate(64, False, True, 128, 128, 2, 2, "128 queries a step: fewest bytes of shared memory for a product"),
+    BwdCandidate(64, True, True, 64, 128, 2, 2, "the slopes of 64 queries fit beside the rings"),
+    BwdCandidate(128, False, False, 64, 128, 3, 3, "dK and dV leave registers for 64 queries a step"),
+    BwdCandidate(128, False, True, 64, 128, 2, 2, "a dQ that waits has the room of the third slots"),
+    BwdCandidate(256, True, True, 64, 64, 2, 1, "warpgroups share 64 keys, and have registers for all else"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardSelection:
+    """The chosen kernel and the fate of every candidate.
+
+    Attributes
+    ----------
+    spec : BwdSpec
+        The kernel.
+    candidate : BwdCandidate
+        The row.
+    objections : tuple of str or None
+        Why each row is not the one, in their order; None where it would do.
+    heads_per_part : int
+        How many of the query heads that share a key/value head a CTA walks.
+    parts : int
+        How many CTAs share a key tile: their sums of dK and dV are added afterwards, in a fixed order.
+    """
+
+    spec: BwdSpec
+    candidate: BwdCandidate
+    objections: tuple[str | None, ...]
+    heads_per_part: int
+    parts: int
+
+
+def backward_config(config: Config | None) -> tuple[tuple[str, Any], ...]:
+    """Check ``config=`` and return its items, sorted.
+
+    Parameters
+    ----------
+    config : Mapping or None
+        Fields of :class:`cupyfa.spec.BwdSpec`: ``q_stages``, ``dout_stages``, ``setmaxnreg``.
+
+    Returns
+    -------
+    tuple
+        Pairs of name and value.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A name is not a field that can be overridden, or no kernel has the value.
+    """
+    if config is None:
+        return ()
+    if not isinstance(config, Mapping):
+        raise TypeError(f"attention: config is {config!r}; it must be a mapping of BwdSpec fields or None")
+    items: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        what = f"attention: config[{name!r}] is {value!r}; it must be"
+        if name == "setmaxnreg":
+            if not isinstance(value, (bool, np.bool_)):
+                raise TypeError(f"{what} True or False")
+            items.append((name, bool(value)))
+        elif name in _STAGES:
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+                raise TypeError(f"{what} an integer")
+            if value not in _STAGES[name]:
+                raise ValueError(f"{what} one of {', '.join(map(str, _STAGES[name]))}")
+            items.append((name, int(value)))
+        else:
+            raise ValueError(
+                f"attention: config has the field {name!r}; gradients can override q_stages, dout_stages, setmaxnreg"
+            )
+    return tuple(sorted(items))
+
+
+def select_backward(
+    problem: BackwardProblem, device: Device, config: tuple[tuple[str, Any], ...] = ()
+) -> BackwardSelection:
+    """Choose the kernel of a problem.
+
+    Parameters
+    ----------
+    problem : BackwardProblem
+        The checked problem.
+    device : Device
+        The GPU.
+    config : tuple
+        From `backward_config`.
+
+    Returns
+    -------
+    BackwardSelection
+        The spec and the reasons.
+
+    Raises
+    ------
+    UnsupportedError
+        No kernel fits the device or the problem.
+    """
+    forward = problem.forward
+    if device.compute_capability != (9, 0):
+        major, minor = device.compute_capability
+        raise UnsupportedError(
+            f"attention: the GPU has compute capability {major}.{minor}; gradients have kernels for 9.0 (Hopper: H100, "
+            "H200). NumPy arrays run on the CPU"
+        )
+    if forward.packed is not None:
+        raise UnsupportedError(
+            "attention: no kernel computes the gradients of packed sequences yet; call attention_backward for each "
+            "sequence, or pass NumPy arrays"
+        )
+    if forward.bias is not None:
+        raise UnsupportedError(
+            "attention: no kernel computes the gradients of attention with a bias yet; alibi_slopes, softcap, sink and "
+            "windows have some, and NumPy arrays have all"
+        )
+    objections = tuple(row.objection(problem) for row in BWD_CANDIDATES)
+    best = BWD_CANDIDATES[objections.index(None)]
+    key_tiles = forward.batch * forward.heads_kv * -(-forward.seqlen_k // best.tile_n)
+    heads_per_part, parts = _share(forward.heads_q // forward.heads_kv, key_tiles, device.multiprocessors)
+    spec = BwdSpec(
+        dtype=forward.dtype,
+        head_dim=-(-forward.head_dim // best.panel) * best.panel,
+        head_dim_v=-(-forward.head_dim_v // best.panel) * best.panel,
+        tile_m=best.tile_m,
+        tile_n=best.tile_n,
+        q_stages=best.q_stages,
+        dout_stages=best.dout_stages,
+        causal=forward.right is not None,
+        window=forward.left is not None,
+        softcap=forward.softcap is not None,
+        alibi=forward.alibi_slopes is not None,
+        partial=parts > 1,
+        deterministic=problem.deterministic,
+        setmaxnreg=True,
+    )
+    return BackwardSelection(dataclasses.replace(spec, **dict(config)), best, objections, heads_per_part, parts)
+
+
+def _share(group: int, key_tiles: int, multiprocessors: int) -> tuple[int, int]:
+    """Return how many query heads a CTA walks, and how many CTAs share a key tile: one, unless that leaves SMs idle."""
+    wanted = max(1, min(group, multiprocessors // max(1, key_tiles)))
+    heads_per_part = -(-group // wanted)
+    return heads_per_part, -(-group // heads_per_part)

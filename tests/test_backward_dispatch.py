@@ -1,0 +1,214 @@
+"""Gradients of CuPy arrays up to the launch, with memory of NumPy: workspace, copies, the order of kernels."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupy import Array, Stream, install
+from odd_views import ODD_VIEWS, OddView, written
+from test_backward_plan import traits
+
+import cupyfa
+from cupyfa import attention_backward, backward_dispatch, backward_workspace_size
+from cupyfa._launch import Function
+from cupyfa.select import H200
+from cupyfa.testing import BackwardCase, Case
+
+#: Two query heads share a key head, and each has CTAs of its own: dk and dv are sums of two parts.
+CASE = BackwardCase(Case("here", 2, 70, 130, 4, 2, 64, "float16", True, sink=True), dlse=True)
+#: Of 4 heads of 2 batches, of 128 rows: two numbers each, the sums, and those of a sink.
+WHOLE_SIZE = 2 * (4 * 8 * 128) + 4 * 8 * 128 * 64 + 4 * 8 * 2
+#: And of dk and dv, 2 heads of 2 batches, two tiles of 128 keys: two parts each.
+SIZE = WHOLE_SIZE + 2 * (4 * 2 * 4 * 2 * 128 * 64)
+KERNELS = ["bwd_preprocess.cu", "hopper/bwd.cu", *["bwd_postprocess.cu"] * 3, "bwd_sink.cu"]
+#: Nobody shares key heads.
+WHOLE = BackwardCase(Case("whole", 2, 70, 130, 4, 4, 64, "float16", True, sink=True), dlse=True)
+WHOLE_KERNELS = ["bwd_preprocess.cu", "hopper/bwd.cu", "bwd_postprocess.cu", "bwd_sink.cu"]
+
+
+class Gpu:
+    """What was launched, and where TMA was sent."""
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+        self.mapped: list[int] = []
+
+    def load(self, spec: Any, device: int) -> Any:
+        assert device == 0
+        return types.SimpleNamespace(spec=spec, traits=traits(spec), function=(spec.entry, Function(0)))
+
+    def launch(self, function: Any, geometry: Any, stream: int, params: bytes) -> None:
+        assert stream == Stream.ptr
+        assert params
+        self.launched.append(function[0])
+
+    def encode(self, geometry: Any, address: int) -> bytes:
+        assert address % 16 == 0
+        assert all(stride % 16 == 0 and 0 <= stride < 2**40 for stride in geometry.strides)
+        self.mapped.append(address)
+        return bytes(128)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    gpu = Gpu()
+    install(monkeypatch)
+    monkeypatch.setattr(backward_dispatch, "load", gpu.load)
+    monkeypatch.setattr(backward_dispatch, "launch", gpu.launch)
+    monkeypatch.setattr(backward_dispatch, "TensorMapGeometry", gpu)
+    monkeypatch.setattr(backward_dispatch.Device, "current", lambda: H200)
+    backward_dispatch._prepare.cache_clear()
+    yield gpu
+    backward_dispatch._prepare.cache_clear()
+
+
+def there(case: BackwardCase = CASE) -> dict[str, Any]:
+    """Arrays and options of a call."""
+    given = case.make_arrays() | case.call_options
+    return {name: Array(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+
+
+def outputs(given: dict[str, Any]) -> dict[str, Any]:
+    shapes = {f"d{name}": given[name].host for name in ("q", "k", "v", "sink") if name in given}
+    return {name: Array(np.full_like(x, np.nan)) for name, x in shapes.items()}
+
+
+def refuse(*arguments: Any) -> Any:
+    raise AssertionError(f"memory was allocated: {arguments}")
+
+
+def workspace(size: int) -> Any:
+    """Bytes at a multiple of 16."""
+    buffer = np.full(size + 32, 0xFF, np.uint8)
+    begin = -buffer.ctypes.data % 16
+    return Array(buffer[begin : begin + size])
+
+
+@pytest.mark.parametrize(("case", "kernels"), [(CASE, KERNELS), (WHOLE, WHOLE_KERNELS)], ids=["parts", "whole"])
+def test_a_call_launches_its_kernels_in_their_order(case: BackwardCase, kernels: list[str], gpu: Gpu) -> None:
+    given = there(case)
+    result = attention_backward(**given)
+    assert gpu.launched == kernels
+    for name, like in (("dq", "q"), ("dk", "k"), ("dv", "v"), ("dsink", "sink")):
+        made = getattr(result, name)
+        assert (made.shape, made.dtype) == (given[like].shape, given[like].dtype)
+    assert result.dbias is None
+    at = [given[name].data.ptr for name in ("q", "k", "v", "dout")]
+    # Where dk and dv are sums of parts, threads write them.
+    assert gpu.mapped == [*at, *([result.dk.data.ptr, result.dv.data.ptr] if case is WHOLE else [])]
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels", "needed"),
+    [(CASE, KERNELS, SIZE), (WHOLE, WHOLE_KERNELS, WHOLE_SIZE)],
+    ids=["parts", "whole"],
+)
+def test_a_call_with_all_memory_allocates_nothing(
+    case: BackwardCase, kernels: list[str], needed: int, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = there(case)
+    given |= outputs(given)
+    size = backward_workspace_size(**given)
+    assert size == needed
+    assert gpu.launched == []  # nothing is computed for that
+    monkeypatch.setattr("cupy.empty", refuse)
+    result = attention_backward(**given, workspace=workspace(size))
+    assert all(getattr(result, name) is given[name] for name in ("dq", "dk", "dv", "dsink"))
+    assert gpu.launched == kernels
+    with pytest.raises(ValueError, match=rf"^attention: workspace has {size - 1} bytes .* and needs {size} \(see"):
+        attention_backward(**given, workspace=workspace(size - 1))
+    with pytest.raises(TypeError, match=r"^attention: workspace must be a cupy\.ndarray of uint8 with one axis$"):
+        attention_backward(**given, workspace=Array(np.zeros(size // 4, np.float32)))
+    assert gpu.launched == kernels
+
+
+def test_an_order_of_additions_needs_counters(gpu: Gpu) -> None:
+    given = there()
+    given.pop("deterministic")
+    more = backward_workspace_size(**given, deterministic=True) - backward_workspace_size(**given)
+    assert 0 < more < 1024
+    with pytest.raises(TypeError, match=r"^attention: deterministic is 1; it must be True or False$"):
+        backward_workspace_size(**given, deterministic=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", ODD_VIEWS, ids=lambda odd: odd.id)
+@pytest.mark.parametrize(("case", "kernels"), [(CASE, KERNELS), (WHOLE, WHOLE_KERNELS)], ids=["parts", "whole"])
+def test_arrays_anywhere(
+    case: BackwardCase, kernels: list[str], odd: OddView, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = there(case)
+    for name in ("dout", "q", "k", "v", "out"):
+        given[name] = Array(odd.holding(np, given[name].host))
+    views, around = outputs(given), {}
+    for name in ("dq", "dk", "dv"):
+        around[name], view = odd.poisoned(np, given[name[1:]].shape, np.float16)
+        views[name] = Array(view)
+    size = backward_workspace_size(**given, **views)
+    without = backward_workspace_size(**given)  # new gradients need no copies
+    assert without < size if case is WHOLE else without == size  # nor do those that threads write
+    memory = workspace(size)
+    monkeypatch.setattr("cupy.empty", refuse)
+    attention_backward(**given, **views, workspace=memory)
+    assert gpu.launched == kernels
+    begin = memory.data.ptr
+    assert all(begin <= address < begin + size for address in gpu.mapped)
+    # What TMA reads is there before the kernels, and what it writes is taken from there behind them: 0xFF is a NaN too.
+    # What threads write is written by the kernels alone, of which there are none here.
+    for name, address in zip(("q", "k", "v", "dout"), gpu.mapped, strict=False):
+        host = given[name].host
+        copy = memory.host[address - begin :][: host.nbytes].view(np.float16).reshape(host.shape)
+        np.testing.assert_array_equal(copy, host)
+    by_tma = {"dk": views["dk"].size, "dv": views["dv"].size} if case is WHOLE else {"dk": 0, "dv": 0}
+    assert {name: written(x) for name, x in around.items()} == {"dq": 0} | by_tma
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 64), (0, 64, 64), (2, 64, 0)], ids=str)
+def test_nothing_is_launched_where_there_is_nothing(sizes: tuple[int, ...], gpu: Gpu) -> None:
+    given = there(BackwardCase(Case("empty", *sizes, 4, 2, 64, "float16")))
+    given |= outputs(given)
+    assert backward_workspace_size(**given) == 0
+    attention_backward(**given)
+    assert gpu.launched == []
+    assert not any(given[name].host.any() for name in ("dq", "dk", "dv"))
+
+
+def test_a_workspace_is_nobody_elses(gpu: Gpu) -> None:
+    given = there()
+    shape, size = given["q"].shape, given["q"].nbytes
+    memory = workspace(SIZE + size)
+    given["q"] = Array(memory.host[SIZE - 64 :][:size].view(np.float16).reshape(shape))
+    with pytest.raises(ValueError, match=r"^attention: workspace shares memory with q; it must be an array of its own"):
+        attention_backward(**given, workspace=memory)
+    assert gpu.launched == []
+
+
+def test_a_geometry_is_prepared_once(gpu: Gpu) -> None:
+    for _ in range(3):
+        attention_backward(**there())
+    assert backward_dispatch._prepare.cache_info().misses == 1
+    assert gpu.launched == 3 * KERNELS
+
+
+@pytest.mark.parametrize("name", ["lse", "dlse", "sink", "dsink"])
+def test_numbers_that_threads_read_begin_at_a_multiple_of_their_size(name: str, gpu: Gpu) -> None:
+    given = there()
+    given |= outputs(given)
+    host = given[name].host
+    buffer = np.zeros(host.nbytes + 4, np.uint8)
+    given[name] = Array(buffer[2 : 2 + host.nbytes].view(np.float32).reshape(host.shape))
+    message = rf"^attention: {name} begins at address 0x\w+; it must be a multiple of 4 bytes \(a (copy|new array) is"
+    for function in (attention_backward, backward_workspace_size):
+        with pytest.raises(ValueError, match=message):
+            function(**given)
+
+
+def test_what_has_no_kernel(gpu: Gpu) -> None:
+    given = there()
+    bias = Array(np.zeros((4, 70, 130), np.float32))
+    for function in (attention_backward, backward_workspace_size):
+        with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: no kernel computes the gradients of attention"):
+            function(**given, bias=bias)

@@ -1,0 +1,606 @@
+"""Launches of gradients: the structs of cuda/bwd_params.h, their fields, grids, tensor maps, workspace and copies."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from nvrtc_tools import compile_ptx, initialiser
+from test_backward_select import problem_of
+
+from cupyfa._backward import PARAMETER_SIZES, BackwardPacking, PostprocessPacking, PreprocessPacking, SinkPacking
+from cupyfa._launch import TensorMapGeometry
+from cupyfa.backward_plan import BackwardPlan, backward_specs, plan_with_copies
+from cupyfa.backward_problem import BackwardArrays, BackwardProblem
+from cupyfa.backward_select import BWD_CANDIDATES, BwdCandidate, backward_config, select_backward
+from cupyfa.copies import Copy
+from cupyfa.errors import UnsupportedError
+from cupyfa.select import H200, Device
+from cupyfa.sources import read
+from cupyfa.spec import BwdSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
+
+Values = dict[str, Any]
+
+# What cuda/bwd_params.h says, in the notation of Python's struct. A tensor map is 16 words, strides are four.
+MAPS = ("q", "k", "v", "dout", "dk", "dv")
+BWD = {
+    **dict.fromkeys(MAPS, "16Q"),
+    **dict.fromkeys(("dk_parts", "dv_parts", "lse_log2", "delta", "dq", "turns", "alibi_slopes"), "Q"),
+    **dict.fromkeys(("alibi_stride_batch", "alibi_stride_head"), "q"),
+    **dict.fromkeys(("scale_log2", "scale", "softcap_slope", "softcap_log2"), "f"),
+    **dict.fromkeys(("seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"), "i"),
+    **dict.fromkeys(("heads_q", "heads_kv", "heads_per_kv", "heads_per_part", "parts"), "I"),
+    **dict.fromkeys(("tiles_m", "tiles_n", "heads_per_section"), "I"),
+}
+#: In the order in which the packing takes them.
+BWD_ADDRESSES = ("lse_log2", "delta", "dq", "turns", "alibi_slopes", "dk_parts", "dv_parts")
+PREPROCESS = {
+    **dict.fromkeys(("out", "dout", "lse", "dlse", "sink"), "Q"),
+    **dict.fromkeys(("out_strides", "dout_strides", "lse_strides", "dlse_strides"), "4q"),
+    "sink_stride": "q",
+    **dict.fromkeys(("lse_log2", "delta", "dsink", "dq"), "Q"),
+    "dq_head": "q",
+    "turns": "Q",
+    "turns_head": "I",
+    **dict.fromkeys(("seqlen_q", "rows", "head_dim_v"), "i"),
+    "heads_q": "I",
+    "vectors": "i",
+}
+SINK = {"parts": "Q", "dsink": "Q", "dsink_stride": "q", "batch": "i", "parts_head": "i"}
+POSTPROCESS = {
+    "sums": "Q",
+    "part_stride": "q",
+    "out": "Q",
+    "out_strides": "4q",
+    "scale": "f",
+    **dict.fromkeys(("parts", "seqlen", "head_dim"), "i"),
+    **dict.fromkeys(("heads", "tiles"), "I"),
+    "vectors": "i",
+}
+LAYOUTS = {"PreprocessParams": PREPROCESS, "BwdParams": BWD, "PostprocessParams": POSTPROCESS, "SinkParams": SINK}
+PACKINGS: dict[str, Callable[..., Any]] = {
+    "PreprocessParams": PreprocessPacking,
+    "BwdParams": BackwardPacking,
+    "PostprocessParams": PostprocessPacking,
+    "SinkParams": SinkPacking,
+}
+
+
+def unpack(layout: dict[str, str], data: bytes) -> Values:
+    """Each field by its name; several words as a tuple. Behind them is nothing but padding."""
+    form = "<" + "".join(layout.values())
+    values = iter(struct.unpack_from(form, data))
+    assert 0 <= len(data) - struct.calcsize(form) < 64
+    return {
+        name: tuple(next(values) for _ in range(int(kind[:-1]))) if len(kind) > 1 else next(values)
+        for name, kind in layout.items()
+    }
+
+
+def example(layout: dict[str, str]) -> Values:
+    """Values that tell their place, as large as their type; the lower half of a pointer."""
+    values: Values = {}
+    for i, (name, kind) in enumerate(layout.items()):
+        if len(kind) > 1:
+            values[name] = tuple(2**40 + 100 * i + n for n in range(int(kind[:-1])))
+        else:
+            values[name] = {"Q": 2**47 - i, "q": -(2**41) - i, "f": i / 64, "i": 2**30 + i, "I": 2**31 + i}[kind]
+    if "heads_per_kv" in values:
+        values |= {"heads_q": 3 * 2**29, "heads_kv": 2**29, "heads_per_kv": 3}
+    if "vectors" in values:
+        values["vectors"] = 1
+    return values
+
+
+def pack(name: str, values: Values) -> bytes:
+    """By the packing of a struct, which takes numbers once, and addresses for each call."""
+    layout = LAYOUTS[name]
+    own = {n: x for n, x in values.items() if layout[n] not in ("Q", "16Q") and n not in ("vectors", "heads_per_kv")}
+    addresses = tuple(values[n] for n, kind in layout.items() if kind == "Q")
+    packing = PACKINGS[name](**own)
+    if name == "BwdParams":
+        in_order = tuple(values[n] for n in BWD_ADDRESSES)
+        return packing.pack(tuple(struct.pack("<16Q", *values[n]) for n in MAPS), in_order)
+    if name == "PreprocessParams":
+        return packing.pack(addresses, values["vectors"])
+    return packing.pack(*addresses, *([values["vectors"]] if "vectors" in values else []))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_structs_hold_every_value_at_its_place(name: str) -> None:
+    values = example(LAYOUTS[name])
+    packed = pack(name, values)
+    assert len(packed) == PARAMETER_SIZES[name]
+    assert unpack(LAYOUTS[name], packed) == values
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_structs_are_what_the_device_compiler_lays_out(name: str) -> None:
+    """A designated initialiser: in the order of the fields, else it is an error. Pointers are null."""
+    values = example(LAYOUTS[name])
+
+    def text(field: str, kind: str) -> str:
+        several = ", ".join(map(str, values[field])) if len(kind) > 1 else ""
+        return {
+            "Q": "nullptr",
+            "16Q": f"{{{{{several}}}}}",
+            "4q": f"{{{several}}}",
+            "f": f"{values[field]}f",
+            "I": f"{values[field]}u",
+        }.get(kind, str(values[field]))
+
+    fields = ", ".join(f".{field} = {text(field, kind)}" for field, kind in LAYOUTS[name].items())
+    header = read("params.h") + read("bwd_params.h").replace('#include "params.h"', "")
+    source = f"{header}\n__constant__ cupyfa::{name} example = {{{fields}}};"
+    data = initialiser(compile_ptx(source, "-std=c++20", "-arch=compute_90"), "example")
+    assert len(data) == PARAMETER_SIZES[name]
+    null = {field: 0 for field, kind in LAYOUTS[name].items() if kind == "Q"}
+    assert unpack(LAYOUTS[name], data) == values | null
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("BwdParams", "seqlen_q", 2**31),
+        ("BwdParams", "tiles_n", -1),
+        ("BwdParams", "heads_per_part", 2**32),
+        ("BwdParams", "parts", -1),
+        ("PreprocessParams", "rows", 2**31),
+        ("PreprocessParams", "dq_head", 2**63),
+        ("PostprocessParams", "heads", 2**32),
+        ("PostprocessParams", "parts", 2**31),
+        ("PostprocessParams", "part_stride", 2**63),
+        ("SinkParams", "dsink_stride", 2**63),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(name: str, field: str, value: int) -> None:
+    with pytest.raises(OverflowError):
+        pack(name, example(LAYOUTS[name]) | {field: value})
+
+
+def test_what_cannot_be_packed() -> None:
+    values = example(BWD)
+    packing = BackwardPacking(**{n: values[n] for n, kind in BWD.items() if kind in "qfiI" and n != "heads_per_kv"})
+    maps, at = (bytes(128),) * 6, (0,) * 7
+    for wrong in ((bytes(128),) * 5, (*maps[:5], b"abc")):
+        with pytest.raises(ValueError, match=r"^six tensor maps have 128 bytes each, got \[128, 128, 128, 128, 128"):
+            packing.pack(wrong, at)
+    with pytest.raises(ValueError, match="values to unpack"):
+        packing.pack(maps, at[1:])
+    with pytest.raises(OverflowError):
+        packing.pack(maps, (2**64, *at[1:]))
+
+
+# --- Plans ---
+
+#: Rows of a CTA of the first kernel; what others have to say tells who they are.
+ROWS = 64
+
+
+def traits(spec: Spec) -> dict[str, int]:
+    return {"threads": len(spec.entry), "shared_bytes": 1000 + len(spec.entry), "tile_m": ROWS}
+
+
+def plan_of(
+    problem: BackwardProblem, *unaligned: str, device: Device = H200, **config: Any
+) -> tuple[BackwardPlan, tuple[Copy, ...]]:
+    selection = select_backward(problem, device, backward_config(config))
+    return plan_with_copies(problem, selection, traits, device, "BSHD", unaligned)
+
+
+def encode(geometry: Any, address: int) -> bytes:
+    return struct.pack("<16Q", address, *geometry.shape, *geometry.strides, *geometry.box, *range(6))
+
+
+#: Where arrays are, and copies of all of them.
+AT, COPIES = (BackwardArrays(*(begin + 2**20 * i for i in range(19))) for begin in (2**40, 2**41))
+WORKSPACE = 2**44
+
+
+def packed_of(problem: BackwardProblem, *unaligned: str, **more: Any) -> dict[str, Values]:
+    """The fields of each struct, of arrays at AT; those of roundings by the name of the gradient."""
+    plan, copies = plan_of(problem, *unaligned, **more)
+    at: BackwardArrays[Any] = BackwardArrays(
+        *(a if x is not None else None for a, x in zip(AT, problem.operands, strict=True))
+    )
+    copied = at._replace(**{copy.name: getattr(COPIES, copy.name) for copy in copies})
+    packed = plan.pack(encode, at, copied, WORKSPACE)
+    assert len(packed) == len(plan.specs) == len(plan.geometries)
+    rounded = [x.name for x in plan.roundings]
+    names = ["PreprocessParams", "BwdParams", *rounded, *["SinkParams"] * (problem.dsink is not None)]
+    return {
+        name: unpack(POSTPROCESS if name in rounded else LAYOUTS[name], data)
+        for name, data in zip(names, packed, strict=True)
+    }
+
+
+#: Three query heads share a key head: each has a CTA of its own, for 18 key tiles leave most of the GPU idle.
+PROBLEM = problem_of(3, 200, 300, heads_q=6, heads_kv=2, head_dim=128, head_dim_v=40, causal=True)
+#: Nobody shares key heads.
+WHOLE = problem_of(3, 200, 300, heads_q=6, heads_kv=6, head_dim=128, head_dim_v=40, causal=True)
+EVERYTHING: Values = {"sink": True, "dlse": True, "alibi": True, "deterministic": True}
+
+
+def test_what_a_call_launches() -> None:
+    problem = problem_of(3, 200, 300, heads_q=6, heads_kv=6, **EVERYTHING)
+    plan, copies = plan_of(problem)
+    assert copies == ()
+    selection = select_backward(problem, H200)
+    spec = selection.spec
+    assert (spec.tile_m, spec.tile_n, spec.partial, selection.parts) == (64, 128, False, 1)
+    assert plan.specs == backward_specs(problem, selection)
+    assert plan.specs == (
+        PreprocessSpec(spec.dtype),
+        spec,
+        PostprocessSpec(dtype=spec.dtype, head_dim=128, tile_m=64),
+        SinkSpec(),
+    )
+    assert [x.grid for x in plan.geometries] == [3 * 6 * 4, 3 * 6 * 3, 3 * 6 * 4, 6]
+    assert [x.programmatic for x in plan.geometries] == [False, True, True, True]  # the first waits for all before it
+    assert all(x.cluster_size == 1 for x in plan.geometries)
+    for geometry, kernel in zip(plan.geometries, plan.specs, strict=True):  # as the kernel says
+        assert (geometry.threads, geometry.shared_bytes) == (len(kernel.entry), 1000 + len(kernel.entry))
+
+
+def test_what_a_call_with_parts_launches() -> None:
+    problem = problem_of(3, 200, 300, heads_q=6, heads_kv=2, head_dim=192, head_dim_v=128, **EVERYTHING)
+    plan, _ = plan_of(problem)
+    selection = select_backward(problem, H200)
+    spec = selection.spec
+    assert (spec.tile_m, spec.tile_n, spec.partial, selection.parts) == (64, 64, True, 3)
+    assert plan.specs == backward_specs(problem, selection)
+    assert plan.specs == (
+        PreprocessSpec(spec.dtype),
+        spec,
+        PostprocessSpec(dtype=spec.dtype, head_dim=256, tile_m=64),  # rows of queries
+        PostprocessSpec(dtype=spec.dtype, head_dim=256, tile_m=64),  # and of keys
+        PostprocessSpec(dtype=spec.dtype, head_dim=128, tile_m=64),
+        SinkSpec(),
+    )
+    key_tiles = 3 * 2 * 5
+    assert [x.grid for x in plan.geometries] == [3 * 6 * 4, 3 * key_tiles, 3 * 6 * 4, key_tiles, key_tiles, 6]
+    assert [x.programmatic for x in plan.geometries] == [False, *[True] * 5]
+
+
+def test_rows_of_sums_are_those_of_their_tiles() -> None:
+    plan, _ = plan_of(PROBLEM)
+    assert [(x.head_dim, x.tile_m) for x in plan.specs if isinstance(x, PostprocessSpec)] == [
+        (128, 64),
+        (128, 128),
+        (64, 128),
+    ]
+
+
+def test_no_kernel_sums_a_sink_that_there_is_not() -> None:
+    for problem, kernels in ((WHOLE, 3), (PROBLEM, 5)):
+        plan, _ = plan_of(problem)
+        assert len(plan.specs) == len(plan.geometries) == kernels
+        assert not any(isinstance(spec, SinkSpec) for spec in plan.specs)
+        assert (plan.sink, plan.dsink, plan.turns) == (None, None, None)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 200, 300), (2, 129, 64), (5, 64, 1000)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"sink": True}, {"deterministic": True}, EVERYTHING], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads_kv", [4, 2])
+def test_places_in_the_workspace_do_not_overlap(
+    sizes: tuple[int, ...], options: Values, head_dim: int, heads_kv: int
+) -> None:
+    problem = problem_of(*sizes, heads_q=4, heads_kv=heads_kv, head_dim=head_dim, **options)
+    plan, copies = plan_of(problem, "k", "dq", "dv")
+    parts = select_backward(problem, H200).parts
+    sums = [x.sums for x in plan.roundings]
+    others = [x for x in (plan.lse_log2, plan.delta, plan.turns, plan.dsink) if x is not None]
+    assert len(sums) == (3 if parts > 1 else 1)
+    assert len(others) == 2 + ("deterministic" in options) + ("sink" in options)
+    # What threads write, dq, and dv of parts, they write wherever it is.
+    assert [copy.name for copy in copies] == (["k"] if parts > 1 else ["k", "dv"])
+    spans = sorted([(x.begin, x.begin + x.size) for x in sums + others] + [(copy.begin, copy.end) for copy in copies])
+    assert spans[0][0] == 0
+    for (_, end), (begin, _) in itertools.pairwise(spans):
+        assert 0 <= begin - end < 256
+    assert all(begin % 256 == 0 and begin < end for begin, end in spans)
+    assert [(copy.begin, copy.end) for copy in copies] == spans[: len(copies)]  # before what the kernels have
+    assert plan.workspace_bytes == spans[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile_m", "tile_n", "padded", "parts"),
+    [
+        ({"head_dim": 64}, 128, 128, (64, 64), 3),
+        ({"head_dim": 128, "head_dim_v": 40}, 64, 128, (128, 64), 3),
+        ({"head_dim": 192, "head_dim_v": 128}, 64, 64, (256, 128), 3),
+        ({"head_dim": 256, "softcap": 5.0}, 64, 64, (256, 256), 3),
+        ({"head_dim": 64, "heads_kv": 6}, 128, 128, (64, 64), 1),
+        ({"head_dim": 256, "heads_kv": 6}, 64, 64, (256, 256), 1),
+        ({"head_dim": 128, "heads_kv": 1}, 64, 128, (128, 128), 6),
+    ],
+    ids=str,
+)
+def test_places_are_as_large_as_what_they_hold(
+    sizes: Values, tile_m: int, tile_n: int, padded: tuple[int, int], parts: int
+) -> None:
+    heads_kv = sizes.get("heads_kv", 2)
+    plan, _ = plan_of(problem_of(3, 200, 300, **({"heads_q": 6, "heads_kv": 2} | sizes), **EVERYTHING))
+    rows, keys = 256, -(-300 // tile_n) * tile_n  # filled up to tiles
+    assert plan.lse_log2.size == plan.delta.size == 4 * 3 * 6 * rows
+    of_gradients = {x.name: x.sums.size for x in plan.roundings}
+    assert of_gradients.pop("dq") == 4 * 3 * 6 * rows * padded[0]
+    in_parts = {
+        f"d{name}": 4 * parts * 3 * heads_kv * keys * head_dim for name, head_dim in zip("kv", padded, strict=True)
+    }
+    assert of_gradients == (in_parts if parts > 1 else {})
+    assert plan.turns is not None
+    assert plan.turns.size == 4 * 3 * 6 * (rows // 64) * (padded[0] // 32)
+    assert plan.dsink is not None
+    assert plan.dsink.size == 4 * 3 * 6 * (rows // ROWS)
+
+
+@pytest.mark.parametrize("row", [row for row in BWD_CANDIDATES if row.deterministic], ids=lambda row: row.reason)
+def test_every_part_of_dq_has_a_counter(row: BwdCandidate) -> None:
+    """A part without one would wait for ever. The kernel checks that none is smaller than what has one here."""
+    assert "static_assert(DqPart<S>::columns >= 32," in read("hopper/bwd/storage.cuh")
+    options: Values = {"softcap": 5.0 if row.softcap else None, "window_size": (30, None), "deterministic": True}
+    problem = problem_of(2, 200, 300, head_dim=row.widest, heads_q=3, heads_kv=3, **options)
+    assert select_backward(problem, H200).candidate == row
+    fields, (plan, _) = packed_of(problem), plan_of(problem)
+    counters = fields["PreprocessParams"]["turns_head"]  # which it sets to zero
+    assert counters * 64 * 32 == fields["BwdParams"]["tiles_m"] * row.tile_m * row.widest
+    assert plan.turns is not None
+    assert plan.turns.size == 4 * 2 * 3 * counters
+
+
+def test_tensor_maps() -> None:
+    maps = maps_of(problem_of(7, 200, 300, heads_q=30, heads_kv=10, head_dim=128, head_dim_v=40))
+    assert maps["q"].shape == (128, 200, 30, 7)
+    assert maps["q"].strides == (2 * 30 * 128, 2 * 128, 2 * 200 * 30 * 128)
+    assert maps["dout"].shape == (40, 200, 30, 7)
+    assert maps["k"].shape == maps["dk"].shape == (128, 300, 10, 7)
+    assert maps["v"].shape == maps["dv"].shape == (40, 300, 10, 7)
+    assert maps["v"].strides == (2 * 10 * 40, 2 * 40, 2 * 300 * 10 * 40)
+    assert {x.swizzle for x in maps.values()} == {128}
+
+
+@pytest.mark.parametrize(
+    ("options", "queries", "keys"),
+    [
+        ({"head_dim": 64}, 128, 128),
+        ({"head_dim": 128}, 64, 128),
+        ({"head_dim": 256}, 64, 64),
+        ({"head_dim": 128, "softcap": 5.0}, 64, 64),
+    ],
+    ids=str,
+)
+def test_boxes_of_tensor_maps_are_tiles(options: Values, queries: int, keys: int) -> None:
+    maps = maps_of(problem_of(3, heads_q=4, heads_kv=4, **options))
+    boxes = {"q": queries, "dout": queries, "k": keys, "v": keys, "dk": 64, "dv": 64}
+    assert {name: x.box for name, x in maps.items()} == {name: (64, rows) for name, rows in boxes.items()}
+
+
+def test_gradients_in_parts_have_no_tensor_maps() -> None:
+    assert {*maps_of(PROBLEM)} == {"q", "k", "v", "dout"}
+    fields = packed_of(PROBLEM)["BwdParams"]
+    assert fields["dk"] == fields["dv"] == (0,) * 16
+
+
+def maps_of(problem: BackwardProblem) -> dict[str, TensorMapGeometry]:
+    plan, _ = plan_of(problem)
+    return {name: x for name, x in zip(MAPS, plan.maps, strict=True) if x is not None}
+
+
+def test_a_stride_of_an_axis_with_one_index_is_none() -> None:
+    one = problem_of(1, 5, 7, heads_q=1, heads_kv=1, strides={"q": (2, 256, 6, 2), "dk": (0, 256, -6, 2)})
+    _, copies = plan_of(one)
+    assert copies == ()
+    maps = maps_of(one)
+    assert (maps["q"].strides, maps["dk"].strides) == ((256, 16, 16), (256, 16, 16))
+
+
+@pytest.mark.parametrize(("problem", "heads_kv", "parts"), [(WHOLE, 6, 1), (PROBLEM, 2, 3)], ids=["whole", "parts"])
+def test_fields_of_the_main_kernel(problem: BackwardProblem, heads_kv: int, parts: int) -> None:
+    fields = packed_of(problem)["BwdParams"]
+    plan, _ = plan_of(problem)
+    for name, geometry in maps_of(problem).items():
+        assert fields[name] == struct.unpack("<16Q", encode(geometry, getattr(AT, name)))
+    assert (fields["lse_log2"], fields["delta"]) == (WORKSPACE, WORKSPACE + plan.delta.begin)
+    sums = {x.name: WORKSPACE + x.sums.begin for x in plan.roundings}
+    assert (fields["dq"], fields["turns"], fields["alibi_slopes"]) == (sums["dq"], 0, 0)
+    assert (fields["dk_parts"], fields["dv_parts"]) == (sums.get("dk", 0), sums.get("dv", 0))
+    assert len({*sums.values()}) == (3 if parts > 1 else 1)
+    assert fields["scale"] == np.float32(128**-0.5)
+    assert fields["scale_log2"] == np.float32(128**-0.5 * math.log2(math.e))
+    assert (fields["softcap_slope"], fields["softcap_log2"]) == (0, 0)
+    assert (fields["seqlen_q"], fields["seqlen_k"]) == (200, 300)
+    assert (fields["last_diagonal"], fields["first_diagonal"]) == (100, 0)
+    assert (fields["heads_q"], fields["heads_kv"], fields["heads_per_kv"]) == (6, heads_kv, 6 // heads_kv)
+    assert (fields["heads_per_part"], fields["parts"]) == (1, parts)
+    assert (fields["tiles_m"], fields["tiles_n"]) == (4, 3)
+
+
+def test_fields_of_parts() -> None:
+    """The last part has what is left of the query heads."""
+    fields = packed_of(problem_of(11, 64, 384, heads_q=10, heads_kv=2))["BwdParams"]
+    assert (fields["heads_per_kv"], fields["heads_per_part"], fields["parts"]) == (5, 3, 2)
+    assert fields["tiles_n"] == 3
+
+
+def test_fields_of_options() -> None:
+    problem = problem_of(2, 200, 300, softcap=5.0, softmax_scale=-0.25, window_size=(9, 30), **EVERYTHING)
+    packed = packed_of(problem)
+    main, before = packed["BwdParams"], packed["PreprocessParams"]
+    plan, _ = plan_of(problem)
+    log2_e = math.log2(math.e)
+    assert main["scale"] == packed["dq"]["scale"] == packed["dk"]["scale"] == -0.25
+    assert packed["dv"]["scale"] == 1
+    assert main["scale_log2"] == np.float32(2 * 5 * log2_e)
+    assert main["softcap_slope"] == np.float32(2 * log2_e * -0.25 / 5)
+    assert main["softcap_log2"] == np.float32(5 * log2_e)
+    assert (main["last_diagonal"], main["first_diagonal"]) == (130, 91)
+    assert (main["alibi_slopes"], main["alibi_stride_batch"], main["alibi_stride_head"]) == (AT.alibi_slopes, 0, 1)
+    assert plan.turns is not None
+    assert main["turns"] == before["turns"] == WORKSPACE + plan.turns.begin
+    assert before["turns_head"] == 4 * 4  # of a tile of 64 queries, one for 32 columns of 128
+    assert (before["dlse"], before["dlse_strides"]) == (AT.dlse, (4 * 200, 1, 200, 0))
+    assert (before["sink"], before["sink_stride"]) == (AT.sink, 1)
+    assert plan.dsink is not None
+    sum_of_sink = packed["SinkParams"]
+    assert before["dsink"] == sum_of_sink["parts"] == WORKSPACE + plan.dsink.begin
+    assert (sum_of_sink["dsink"], sum_of_sink["dsink_stride"]) == (AT.dsink, 1)
+    assert (sum_of_sink["batch"], sum_of_sink["parts_head"]) == (2, 4)
+
+
+def test_fields_of_the_kernels_around_it() -> None:
+    packed = packed_of(PROBLEM)
+    plan, _ = plan_of(PROBLEM)
+    before, after = packed["PreprocessParams"], packed["dq"]
+    sums = {x.name: WORKSPACE + x.sums.begin for x in plan.roundings}
+    assert (before["out"], before["dout"], before["lse"], before["dlse"]) == (AT.out, AT.dout, AT.lse, 0)
+    assert before["out_strides"] == before["dout_strides"] == (200 * 6 * 40, 6 * 40, 40, 1)
+    assert before["lse_strides"] == (6 * 200, 1, 200, 0)
+    assert (before["sink"], before["dsink"], before["turns"]) == (0, 0, 0)
+    assert (before["lse_log2"], before["delta"]) == (WORKSPACE, WORKSPACE + plan.delta.begin)
+    assert before["dq"] == after["sums"] == sums["dq"]
+    assert (before["seqlen_q"], before["rows"], before["head_dim_v"], before["heads_q"]) == (200, 256, 40, 6)
+    assert before["dq_head"] == 256 * 128
+    assert (after["out"], after["out_strides"]) == (AT.dq, (200 * 6 * 128, 6 * 128, 128, 1))
+    assert (after["seqlen"], after["head_dim"], after["heads"], after["tiles"]) == (200, 128, 6, 4)
+    assert (after["parts"], after["scale"]) == (1, np.float32(128**-0.5))
+    assert (before["vectors"], after["vectors"]) == (1, 1)
+    for name, columns, padded, scale in (("dk", 128, 128, np.float32(128**-0.5)), ("dv", 40, 64, 1)):
+        after = packed[name]
+        assert (after["sums"], after["out"]) == (sums[name], getattr(AT, name))
+        assert after["out_strides"] == (300 * 2 * columns, 2 * columns, columns, 1)
+        assert (after["seqlen"], after["head_dim"], after["heads"], after["tiles"]) == (300, columns, 2, 3)
+        # (parts, batch, heads, tiles, rows of a tile, columns)
+        assert (after["parts"], after["part_stride"]) == (3, 3 * 2 * 3 * 128 * padded)
+        assert (after["scale"], after["vectors"]) == (scale, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "strides"),
+    [
+        ("out", (4 * 200 * 128 * 2, 4 * 128 * 2, 130 * 2, 2)),
+        ("dout", (4 * 201 * 128 * 2, 4 * 128 * 2 + 8, 128 * 2, 2)),
+        ("dq", (4 * 200 * 128 * 2 + 8, 4 * 128 * 2, 128 * 2, 2)),
+        ("dq", (4 * 200 * 256 * 2, 4 * 256 * 2, 256 * 2, 4)),
+        ("dk", (2 * 300 * 128 * 2 + 8, 2 * 128 * 2, 128 * 2, 2)),
+        ("dv", (2 * 300 * 130 * 2, 2 * 130 * 2, 130 * 2, 2)),
+        ("dv", (-2 * 300 * 128 * 2, 2 * 128 * 2, 128 * 2, 2)),
+    ],
+)
+def test_rows_are_vectors_where_they_can_be(name: str, strides: tuple[int, ...]) -> None:
+    packed = packed_of(problem_of(2, 200, 300, strides={name: strides}))
+    vectors = {x: fields["vectors"] for x, fields in packed.items() if "vectors" in fields}
+    backwards = name == "dv" and strides[0] < 0  # those are multiples of 16 bytes, too
+    slow = {name if name in vectors else "PreprocessParams"} if not backwards else set()
+    assert vectors == {x: int(x not in slow) for x in ("PreprocessParams", "dq", "dk", "dv")}
+
+
+def test_rows_that_begin_anywhere_are_no_vectors() -> None:
+    plan, _ = plan_of(PROBLEM)
+    for name, expected in (
+        ("out", [0, 1, 1, 1]),
+        ("dout", [0, 1, 1, 1]),
+        ("dq", [1, 0, 1, 1]),
+        ("dk", [1, 1, 0, 1]),
+        ("dv", [1, 1, 1, 0]),
+    ):
+        at = AT._replace(**{name: getattr(AT, name) + 2})
+        before, _, *after = plan.pack(encode, at, at, WORKSPACE)
+        vectors = [unpack(PREPROCESS, before)["vectors"], *(unpack(POSTPROCESS, x)["vectors"] for x in after)]
+        assert vectors == expected, name
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "heads"),
+    [
+        ({}, H200, 1),
+        ({"causal": True, "heads_kv": 4}, H200, 12),  # all of them
+        ({"causal": True}, H200, 12),  # of each of two parts
+        ({"causal": True, "head_dim": 256, "seqlen_k": 64 * 40}, H200, 3),
+        ({"causal": True, "seqlen_k": 128 * 40}, H200, 3),
+        ({"causal": True, "seqlen_k": 128 * 40}, Device((9, 0), 78, 2**25), 1),
+        ({"causal": True, "seqlen_k": 128 * 1000}, H200, 1),
+        ({"causal": True, "window_size": (30, None)}, H200, 1),  # tiles are of one length
+    ],
+    ids=str,
+)
+def test_heads_of_a_section(options: Values, device: Device, heads: int) -> None:
+    fields = packed_of(problem_of(3, **options), device=device)
+    assert fields["BwdParams"]["heads_per_section"] == heads
+
+
+# --- Copies ---
+
+
+def test_what_tma_takes_is_copied_where_it_must_be() -> None:
+    """Of the others, threads read and write every element where it is."""
+    _, copies = plan_of(WHOLE, "dout", "q", "k", "v", "out", "dq", "dk", "dv")
+    assert [copy.name for copy in copies] == ["dout", "q", "k", "v", "dk", "dv"]
+    packed = packed_of(WHOLE, "k", "dv", "dout")
+    main = packed["BwdParams"]
+    at = {name: main[name][0] for name in MAPS}
+    expected = {name: getattr(COPIES if name in ("k", "dv", "dout") else AT, name) for name in MAPS}
+    assert at == expected
+    assert packed["PreprocessParams"]["dout"] == AT.dout
+
+
+def test_gradients_in_parts_are_written_where_they_are() -> None:
+    """A copy of them would be written over them afterwards."""
+    _, copies = plan_of(PROBLEM, "dout", "q", "k", "v", "out", "dq", "dk", "dv")
+    assert [copy.name for copy in copies] == ["dout", "q", "k", "v"]
+    packed = packed_of(PROBLEM, "dk", "dv")
+    assert {name: packed[name]["out"] for name in ("dq", "dk", "dv")} == {"dq": AT.dq, "dk": AT.dk, "dv": AT.dv}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+@pytest.mark.parametrize("heads_q", [2, 4])
+def test_matrices_that_run_backwards_are_copied(axis: int, heads_q: int) -> None:
+    strides = [2 * 300 * 2 * 128, 2 * 2 * 128, 2 * 128, 2]
+    strides[axis] = -strides[axis]
+    turned = {"k": tuple(strides), "dv": tuple(strides)}
+    plan, copies = plan_of(problem_of(3, heads_q=heads_q, strides=turned))
+    assert [copy.name for copy in copies] == (["k", "dv"] if heads_q == 2 else ["k"])  # threads write parts
+    expected, _ = plan_of(problem_of(3, heads_q=heads_q))
+    assert [x and encode(x, 0) for x in plan.maps] == [x and encode(x, 0) for x in expected.maps]  # those of copies
+    assert plan.workspace_bytes - expected.workspace_bytes == -(-copies[-1].end // 256) * 256
+
+
+# --- Limits ---
+
+
+@pytest.mark.parametrize("sizes", [(2**20, 64, 64, 2**11, 64), (2**20, 1, 2**18, 64, 64)], ids=str)
+def test_too_many_ctas_are_refused(sizes: tuple[int, ...]) -> None:
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv = sizes
+    problem = problem_of(batch, seqlen_q, seqlen_k, heads_q=heads_q, heads_kv=heads_kv, head_dim=64)
+    most = batch * max(heads_q * 2, heads_kv * -(-seqlen_k // 128))
+    message = (
+        rf"^attention: batch {batch} with {heads_q} heads, seqlen_q {seqlen_q} and seqlen_k {seqlen_k} makes {most} "
+        rf"CTAs; at most {2**31 - 1} are supported: split the batch$"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        plan_of(problem)
+
+
+def test_more_heads_than_a_grid_has_rows() -> None:
+    plan, _ = plan_of(problem_of(65_537, 1, 2, heads_q=4, heads_kv=2, head_dim=64))
+    assert [x.grid for x in plan.geometries] == [65_537 * 4 * 2, 65_537 * 2, 65_537 * 4]
+
+
+def test_specs_say_what_they_are() -> None:
+    spec = select_backward(problem_of(head_dim=192, head_dim_v=64, softcap=2.0, **EVERYTHING), H200).spec
+    assert isinstance(spec, BwdSpec)
+    assert str(spec) == (
+        "backward sm_90a bfloat16 d256/128 64x64 stages 2, 1 softcap alibi partial deterministic setmaxnreg"
+    )
+    for field in ("causal", "partial"):
+        assert dataclasses.replace(spec, **{field: not getattr(spec, field)}) != spec
+    problem = problem_of(head_dim_v=64, sink=True)
+    names = [x.name_expression for x in backward_specs(problem, select_backward(problem, H200))]
+    assert len({*names}) == len(names) == 6

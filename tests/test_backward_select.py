@@ -1,0 +1,309 @@
+"""Which kernel computes the gradients of a problem, why not another one, and what has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupyfa.backward_problem import BackwardArrays, BackwardProblem
+from cupyfa.backward_select import BWD_CANDIDATES, BackwardSelection, backward_config, select_backward
+from cupyfa.errors import UnsupportedError
+from cupyfa.operand import Operand
+from cupyfa.options import check_options
+from cupyfa.select import H200, Device
+from cupyfa.spec import DType
+
+
+def problem_of(
+    batch: int = 1,
+    seqlen_q: int = 200,
+    seqlen_k: int = 300,
+    *,
+    heads_q: int = 4,
+    heads_kv: int = 2,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    dtype: Any = ml_dtypes.bfloat16,
+    dlse: bool = False,
+    sink: bool = False,
+    alibi: bool = False,
+    bias: bool = False,
+    deterministic: bool = False,
+    strides: dict[str, tuple[int, ...]] | None = None,
+    **options: Any,
+) -> BackwardProblem:
+    """A problem of those sizes; nobody has its memory."""
+    columns = head_dim if head_dim_v is None else head_dim_v
+    rows, keys = (batch, seqlen_q, heads_q), (batch, seqlen_k, heads_kv)
+    matrices = {"q": (*rows, head_dim), "k": (*keys, head_dim), "v": (*keys, columns), "out": (*rows, columns)}
+    matrices |= {"dout": matrices["out"]} | {f"d{name}": matrices[name] for name in "qkv"}
+    numbers: dict[str, tuple[int, ...]] = {"lse": (batch, heads_q, seqlen_q)}
+    numbers |= {"dlse": numbers["lse"]} if dlse else {}
+    numbers |= {"sink": (heads_q,)} if sink else {}
+    numbers |= {"alibi_slopes": (heads_q,)} if alibi else {}
+    numbers |= {"bias": (heads_q, seqlen_q, seqlen_k)} if bias else {}
+    operands = {name: Operand.contiguous(name, shape, np.dtype(dtype), 0) for name, shape in matrices.items()}
+    operands |= {name: Operand.contiguous(name, shape, np.float32, 0) for name, shape in numbers.items()}
+    for name, those in (strides or {}).items():
+        operands[name] = dataclasses.replace(operands[name], strides=those)
+    return BackwardProblem.of(
+        BackwardArrays(**operands), check_options(**options), deterministic=deterministic, current_device=0
+    )
+
+
+def select(device: Device = H200, config: dict[str, Any] | None = None, **problem: Any) -> BackwardSelection:
+    return select_backward(problem_of(**problem), device, backward_config(config))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "softcap", "deterministic", "expected"),
+    [
+        (64, None, None, False, (128, 128, 2, 2)),
+        (64, None, None, True, (128, 128, 2, 2)),
+        (64, None, 3.0, False, (64, 128, 2, 2)),
+        (64, None, 3.0, True, (64, 128, 2, 2)),
+        (8, None, None, False, (128, 128, 2, 2)),
+        (72, None, None, False, (64, 128, 3, 3)),
+        (128, None, None, False, (64, 128, 3, 3)),
+        (64, 128, None, False, (64, 128, 3, 3)),
+        (128, 64, None, True, (64, 128, 2, 2)),
+        (128, None, 3.0, False, (64, 64, 2, 1)),
+        (128, None, 3.0, True, (64, 64, 2, 1)),
+        (72, None, 3.0, False, (64, 64, 2, 1)),
+        (40, 72, 3.0, False, (64, 64, 2, 1)),
+        (136, None, None, False, (64, 64, 2, 1)),
+        (192, 128, None, False, (64, 64, 2, 1)),
+        (64, 256, None, False, (64, 64, 2, 1)),
+        (256, None, None, True, (64, 64, 2, 1)),
+        (256, None, 3.0, True, (64, 64, 2, 1)),
+    ],
+)
+def test_tiles_and_slots(
+    head_dim: int, head_dim_v: int | None, softcap: float | None, deterministic: bool, expected: tuple[int, ...]
+) -> None:
+    selection = select(head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap, deterministic=deterministic)
+    spec = selection.spec
+    assert (spec.tile_m, spec.tile_n, spec.q_stages, spec.dout_stages) == expected
+    assert (spec.softcap, spec.deterministic, spec.setmaxnreg) == (softcap is not None, deterministic, True)
+    chosen = BWD_CANDIDATES.index(selection.candidate)
+    assert selection.objections.index(None) == chosen
+    assert len(selection.objections) == len(BWD_CANDIDATES)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "softcap", "padded"),
+    [
+        (8, 8, None, (64, 64)),
+        (64, 64, None, (64, 64)),
+        (72, 40, None, (128, 64)),
+        (40, 72, None, (64, 128)),
+        (128, 128, None, (128, 128)),
+        (64, 64, 3.0, (64, 64)),
+        # Warpgroups share these, and each has whole panels of 64 columns.
+        (72, 40, 3.0, (128, 128)),
+        (136, 8, None, (256, 128)),
+        (64, 192, None, (128, 256)),
+        (192, 128, None, (256, 128)),
+        (256, 256, None, (256, 256)),
+    ],
+)
+def test_head_dims_are_filled_up(
+    head_dim: int, head_dim_v: int, softcap: float | None, padded: tuple[int, int]
+) -> None:
+    selection = select(head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap)
+    spec = selection.spec
+    assert (spec.head_dim, spec.head_dim_v) == padded
+    assert selection.candidate.panel == (64 if spec.tile_n == 128 else 128)
+    assert spec.head_dim % selection.candidate.panel == spec.head_dim_v % selection.candidate.panel == 0
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({}, set()),
+        ({"causal": True}, {"causal"}),
+        ({"window_size": (30, None)}, {"window"}),
+        ({"window_size": (None, 30)}, {"causal"}),
+        ({"window_size": (0, 0)}, {"window", "causal"}),
+        ({"causal": True, "window_size": (30, None)}, {"window", "causal"}),
+        ({"alibi": True}, {"alibi"}),
+        ({"sink": True, "dlse": True, "softmax_scale": -0.5}, set()),  # data, not instructions
+        ({"softcap": 5.0}, {"softcap"}),
+    ],
+    ids=str,
+)
+def test_options_are_fields(options: dict[str, Any], fields: set[str], dtype: DType) -> None:
+    spec = select(dtype=np.dtype(dtype.value), **options).spec
+    assert spec.dtype is dtype
+    assert {name for name in ("causal", "window", "softcap", "alibi", "deterministic") if getattr(spec, name)} == fields
+
+
+def test_each_row_is_somebodys_and_has_a_reason() -> None:
+    chosen = {
+        select(head_dim=head_dim, softcap=softcap, deterministic=deterministic).candidate
+        for head_dim in sorted({row.widest for row in BWD_CANDIDATES})
+        for softcap in (None, 5.0)
+        for deterministic in (False, True)
+    }
+    assert chosen == {*BWD_CANDIDATES}
+    assert len({row.reason for row in BWD_CANDIDATES}) == len(BWD_CANDIDATES)
+
+
+WIDE, CAPPED, WAITS = (
+    "head_dim 128 exceeds 64",
+    "it has no room for the slopes of a softcap",
+    "it has no room for a dQ that waits for its turn",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "objections"),
+    [
+        ({}, (WIDE, WIDE, None, None, None)),
+        ({"deterministic": True}, (WIDE, WIDE, WAITS, None, None)),
+        ({"softcap": 5.0}, (WIDE, WIDE, CAPPED, CAPPED, None)),
+        ({"softcap": 5.0, "deterministic": True}, (WIDE, WIDE, CAPPED, CAPPED, None)),
+        ({"head_dim": 64}, (None,) * 5),
+        ({"head_dim": 64, "softcap": 5.0}, (CAPPED, None, CAPPED, CAPPED, None)),
+        ({"head_dim": 64, "head_dim_v": 128}, (WIDE, WIDE, None, None, None)),
+    ],
+    ids=str,
+)
+def test_objections(options: dict[str, Any], objections: tuple[str | None, ...]) -> None:
+    assert select(**options).objections == objections
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_sizes_decide_about_parts_alone(head_dim: int) -> None:
+    few = select(seqlen_q=1, seqlen_k=1, head_dim=head_dim).spec
+    many = select(seqlen_q=4096, seqlen_k=8192, batch=70_000, heads_q=64, head_dim=head_dim).spec
+    assert (few.partial, many.partial) == (True, False)
+    assert dataclasses.replace(few, partial=False) == many
+
+
+# --- Query heads that share a key head ---
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heads_per_part", "parts"),
+    [
+        ({"heads_q": 8, "heads_kv": 1}, 1, 8),  # a head for each CTA
+        ({"heads_q": 4, "heads_kv": 4}, 1, 1),
+        ({"heads_q": 64, "heads_kv": 1, "seqlen_k": 3 * 128}, 2, 32),  # 44 would fit, but 22 would have one head
+        ({"heads_q": 10, "heads_kv": 2, "seqlen_k": 33 * 128}, 3, 2),  # the last part has two heads
+        ({"heads_q": 14, "heads_kv": 2, "seqlen_k": 13 * 128}, 2, 4),
+        ({"heads_q": 8, "heads_kv": 1, "seqlen_k": 66 * 128}, 4, 2),
+        ({"heads_q": 8, "heads_kv": 1, "seqlen_k": 66 * 128 + 1}, 8, 1),  # two parts need more CTAs than the GPU has
+        ({"heads_q": 8, "heads_kv": 1, "seqlen_k": 132 * 128}, 8, 1),
+        ({"heads_q": 16, "heads_kv": 2, "batch": 40}, 8, 1),
+        ({"heads_q": 8, "heads_kv": 1, "seqlen_k": 33 * 128}, 2, 4),
+        ({"heads_q": 8, "heads_kv": 1, "seqlen_k": 33 * 128, "head_dim": 256}, 4, 2),  # tiles of 64 keys
+    ],
+    ids=str,
+)
+def test_who_shares_a_key_tile(sizes: dict[str, int], heads_per_part: int, parts: int) -> None:
+    selection = select(**sizes)
+    assert (selection.heads_per_part, selection.parts) == (heads_per_part, parts)
+    assert selection.spec.partial == (parts > 1)
+
+
+def test_a_smaller_gpu_has_fewer_parts() -> None:
+    sizes = {"heads_q": 8, "heads_kv": 1, "seqlen_k": 33 * 128}
+    assert select(Device((9, 0), 78, 2**25), **sizes).parts == 2
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 12, 64, 71])
+@pytest.mark.parametrize("tile", [128, 64])
+def test_parts_have_all_query_heads_and_no_more_ctas_than_the_gpu(group: int, tile: int) -> None:
+    shared = 0
+    for key_tiles in (1, 2, 3, 5, 11, 26, 44, 65, 66, 67, 131, 132, 133, 1000):
+        selection = select(
+            heads_q=group, heads_kv=1, seqlen_k=key_tiles * tile, head_dim={128: 64, 64: 256}[tile], seqlen_q=1
+        )
+        assert selection.spec.tile_n == tile
+        heads_per_part, parts = selection.heads_per_part, selection.parts
+        assert (parts - 1) * heads_per_part < group <= parts * heads_per_part  # none without heads
+        assert parts == 1 or parts * key_tiles <= H200.multiprocessors
+        # Parts of fewer heads would be too many.
+        if heads_per_part > 1:
+            assert -(-group // (heads_per_part - 1)) * key_tiles > H200.multiprocessors
+        shared += parts > 1
+    assert shared == (0 if group == 1 else 9)
+
+
+# --- What has no kernel ---
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_another_architecture(capability: tuple[int, int]) -> None:
+    message = (
+        rf"^attention: the GPU has compute capability {capability[0]}\.{capability[1]}; gradients have kernels for "
+        r"9\.0 \(Hopper: H100, H200\)\. NumPy arrays run on the CPU$"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        select(Device(capability, 132, 2**25))
+
+
+def test_a_bias() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"^attention: no kernel computes the gradients of attention with a bias"
+    ):
+        select(bias=True)
+
+
+@pytest.mark.parametrize("sizes", [{"head_dim": 264}, {"head_dim": 64, "head_dim_v": 264}], ids=str)
+def test_a_wide_head_dim(sizes: dict[str, int]) -> None:
+    with pytest.raises(UnsupportedError, match=r"^attention: .*head_dim(_v)? 264"):
+        select(**sizes)
+
+
+def test_the_last_row_takes_whatever_the_checks_let_pass() -> None:
+    last = BWD_CANDIDATES[-1]
+    assert last.widest == max(row.widest for row in BWD_CANDIDATES)
+    assert last.objection(problem_of(head_dim=last.widest, softcap=5.0, deterministic=True)) is None
+    wider = last.widest + 8
+    message = rf"^attention: q has head_dim {wider}; supported are the multiples of 8 from 8 to {last.widest}$"
+    with pytest.raises(UnsupportedError, match=message):
+        select(head_dim=wider)
+
+
+# --- config= ---
+
+
+def test_config_overrides_fields() -> None:
+    config = {"q_stages": np.int64(2), "dout_stages": 1, "setmaxnreg": np.bool_(False)}
+    spec = select(config=config).spec
+    assert (spec.q_stages, spec.dout_stages, spec.setmaxnreg) == (2, 1, False)
+    assert backward_config(config) == (("dout_stages", 1), ("q_stages", 2), ("setmaxnreg", False))
+    assert [type(value) for _, value in backward_config(config)] == [int, int, bool]
+    assert backward_config(None) == backward_config({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (3, TypeError, "config is 3; it must be a mapping of BwdSpec fields or None"),
+        ([("q_stages", 2)], TypeError, "config is [('q_stages', 2)]; it must be a mapping of BwdSpec fields or None"),
+        ({"q_stages": 2.0}, TypeError, "config['q_stages'] is 2.0; it must be an integer"),
+        ({"q_stages": True}, TypeError, "config['q_stages'] is True; it must be an integer"),
+        ({"q_stages": 1}, ValueError, "config['q_stages'] is 1; it must be one of 2, 3, 4"),
+        ({"q_stages": 5}, ValueError, "config['q_stages'] is 5; it must be one of 2, 3, 4"),
+        ({"dout_stages": 0}, ValueError, "config['dout_stages'] is 0; it must be one of 1, 2, 3, 4"),
+        ({"setmaxnreg": 1}, TypeError, "config['setmaxnreg'] is 1; it must be True or False"),
+        (
+            {"tile_m": 64},
+            ValueError,
+            "config has the field 'tile_m'; gradients can override q_stages, dout_stages, setmaxnreg",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_config(config: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape('attention: ' + message)}$"):
+        backward_config(config)
