@@ -21,11 +21,14 @@ def speed(row: Row, name: str) -> str:
     Returns
     -------
     str
-        ``wrong`` for one that failed the check, and a dash for one that did not take part.
+        ``wrong`` for one that failed the check, ``refused`` for one that raised an error, and a dash for one that did
+        not take part.
     """
     figure, check = row.tflops(name), row.checks.get(name)
     if figure is None:
-        return "-" if check is None or check.passed else "wrong"
+        if check is None or check.passed:
+            return "-"
+        return "refused" if check.refused else "wrong"
     return f"{figure:.0f}"
 
 

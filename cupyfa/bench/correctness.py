@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from cupyfa.bench.harness import Contestant, first_line
 from cupyfa.bench.problems import Inputs
 from cupyfa.oracles import dense
 
-__all__ = ["LIMIT", "LIMIT_TEXT", "Check", "agree", "check_all"]
+__all__ = ["LIMIT", "LIMIT_TEXT", "Agreement", "Check", "agree", "check_all", "judge_all"]
 
 #: Two results agree if no element differs by more than LIMIT times the unit roundoff of the output type times the
 #: largest magnitude in its row. Rounding an output costs one of these units at most, rounding P less than another;
@@ -43,6 +43,8 @@ class Check:
         Largest difference as a share of the limit of its row; at most 1 when passed.
     message : str
         What went wrong.
+    refused : bool
+        Whether it raised an error in place of a result.
     """
 
     passed: bool
@@ -51,9 +53,14 @@ class Check:
     reference: str = ""
     share: float | None = None
     message: str = ""
+    refused: bool = False
 
 
-def agree(actual: Any, expected: Any, dtype: str) -> tuple[bool, float | None, float | None]:
+#: Whether results agree, their largest difference, and its largest share of the limit.
+Agreement = tuple[bool, float | None, float | None]
+
+
+def agree(actual: Any, expected: Any, dtype: str, axis: int | tuple[int, ...] = -1) -> Agreement:
     """Compare two results.
 
     Parameters
@@ -62,17 +69,19 @@ def agree(actual: Any, expected: Any, dtype: str) -> tuple[bool, float | None, f
         (..., head_dim), of one library.
     dtype : str
         The output type, which sets the limit.
+    axis : int or tuple of int
+        The axes of elements that have a limit in common: by default those of a row.
 
     Returns
     -------
     tuple
-        Whether every element is within its row's limit; the largest difference; the largest share of the limit. The
+        Whether every element is within its limit; the largest difference; the largest share of the limit. The
         last two are None if an element is not finite.
     """
     expected = expected.astype(np.float32)
     difference = abs(actual.astype(np.float32) - expected)
     unit = LIMIT * _UNIT[dtype]
-    limit = abs(expected).max(axis=-1, keepdims=True) * np.float32(unit) + np.float32(1e-30)
+    limit = abs(expected).max(axis=axis, keepdims=True) * np.float32(unit) + np.float32(1e-30)
     passed = bool((difference <= limit).all())  # False for a NaN
     largest, share = float(difference.max()), float((difference / limit).max())
     if not (np.isfinite(largest) and np.isfinite(share)):
@@ -125,16 +134,45 @@ def check_all(contestants: Sequence[Contestant], inputs: Inputs) -> dict[str, Ch
         Name to Check.
     """
     blocks = list(_float64_blocks(inputs))
+    dtype = inputs.cell.dtype
+    return judge_all(
+        contestants,
+        lambda out: [agree(_to_numpy(out[-1:, rows, -1:]), exact, dtype) for rows, exact in blocks],
+        lambda out, reference: agree(out, reference, dtype),
+    )
+
+
+def judge_all(
+    contestants: Sequence[Contestant],
+    sample: Callable[[Any], Sequence[Agreement]],
+    compare: Callable[[Any, Any], Agreement],
+) -> dict[str, Check]:
+    """Run every contestant once and judge its result by some measure.
+
+    Parameters
+    ----------
+    contestants : sequence of Contestant
+        In the order of preference as a reference.
+    sample : callable
+        ``sample(result)`` compares parts of a result with float64.
+    compare : callable
+        ``compare(result, reference)`` compares two results.
+
+    Returns
+    -------
+    dict
+        Name to Check.
+    """
     checks: dict[str, Check] = {}
     reference: Any = None
     reference_name = ""
     for contestant in contestants:
         try:
             out = contestant.output()
-            samples = [agree(_to_numpy(out[-1:, rows, -1:]), exact, inputs.cell.dtype) for rows, exact in blocks]
-            whole = None if reference is None else agree(out, reference, inputs.cell.dtype)
+            samples = sample(out)
+            whole = None if reference is None else compare(out, reference)
         except Exception as error:  # a peer may raise anything; the others go on
-            checks[contestant.name] = Check(False, message=first_line(error))
+            checks[contestant.name] = Check(False, message=first_line(error), refused=True)
             continue
         verdict = _judge(samples, whole, reference_name)
         checks[contestant.name] = verdict
@@ -144,8 +182,8 @@ def check_all(contestants: Sequence[Contestant], inputs: Inputs) -> dict[str, Ch
 
 
 def _judge(
-    samples: Sequence[tuple[bool, float | None, float | None]],
-    whole: tuple[bool, float | None, float | None] | None,
+    samples: Sequence[Agreement],
+    whole: Agreement | None,
     reference_name: str,
 ) -> Check:
     results = [*samples] if whole is None else [*samples, whole]

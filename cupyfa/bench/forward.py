@@ -88,7 +88,8 @@ def format_table(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        The lines. ``wrong`` stands for who failed the check, and a dash for who did not take part.
+        The lines. ``wrong`` stands for who failed the check, ``refused`` for who raised an error, and a dash for who
+        did not take part.
     """
     names = _columns(rows)
     titles = ["head_dim", "mask", "seqlen", *names, f"cupyfa / {BASELINE} [min..max]", "cupyfa error", "of limit"]

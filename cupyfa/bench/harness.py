@@ -20,6 +20,7 @@ __all__ = [
     "Timing",
     "first_line",
     "interleave",
+    "keep_busy",
     "order",
     "ratio",
     "time_in_turn",
@@ -36,9 +37,10 @@ class Contestant:
     name : str
         The column of the table.
     call : Callable
-        Enqueues one forward pass on the legacy default stream.
+        Enqueues one pass on the legacy default stream.
     convert : Callable
-        Makes an array of the inputs' kind, (batch, seqlen, heads, head_dim), of what ``call`` returned.
+        Makes an array of the inputs' kind, (batch, seqlen, heads, head_dim), of what ``call`` returned; of gradients
+        three.
     context : Callable
         Makes a context manager in which the calls happen; entered once for a batch.
     """
@@ -237,6 +239,21 @@ def _calls_for(contestant: Contestant, timer: Timer, batch_seconds: float) -> in
     timer(contestant, 2)  # warm-up: compilers, plans and heuristics are not timed
     estimate = timer(contestant, 5) / 5
     return max(1, min(10_000, round(batch_seconds / max(estimate, 1e-9))))
+
+
+def keep_busy(contestant: Contestant, timer: Timer, seconds: float) -> None:
+    """Run a contestant for some time without counting it: clocks rise while the GPU works, and fall while it waits.
+
+    Parameters
+    ----------
+    contestant : Contestant
+        What to run.
+    timer : Callable
+        As for :func:`time_in_turn`.
+    seconds : float
+        For how long, about.
+    """
+    timer(contestant, _calls_for(contestant, timer, seconds))
 
 
 def ratio(timing: Timing, baseline: Timing) -> Spread:

@@ -18,7 +18,7 @@ from cupyfa.bench.correctness import LIMIT_TEXT, Check
 from cupyfa.bench.harness import Timing, ratio
 from cupyfa.bench.peers import BASELINE, Availability
 from cupyfa.bench.problems import Cell
-from cupyfa.spec import FwdSpec
+from cupyfa.spec import BwdSpec, FwdSpec
 
 __all__ = ["CONVENTIONS", "Row", "describe_row", "environment", "write"]
 
@@ -42,7 +42,7 @@ class Row:
     ----------
     cell : Cell
         The problem.
-    spec : FwdSpec or None
+    spec : FwdSpec, BwdSpec or None
         cupyfa's kernel; None if there is none.
     checks : Mapping
         Name to Check, for everyone who was run.
@@ -50,20 +50,25 @@ class Row:
         Name to Timing, for everyone who passed.
     before, after : Mapping or None
         Clock and power.
+    parts : Mapping
+        Name to Timing of a kernel of cupyfa's, launched by itself; empty if they were not timed.
     """
 
     cell: Cell
-    spec: FwdSpec | None
+    spec: FwdSpec | BwdSpec | None
     checks: Mapping[str, Check]
     timings: Mapping[str, Timing]
     before: Mapping[str, float] | None = None
     after: Mapping[str, float] | None = None
+    parts: Mapping[str, Timing] = dataclasses.field(default_factory=dict)
 
     @property
     def scheduled_flops(self) -> int | None:
         """Operations of cupyfa's kernel, which computes whole tiles; None if there is none."""
         spec = self.spec
-        return None if spec is None else self.cell.scheduled_flops(spec.tile_m, spec.tile_n, spec.head_dim)
+        if spec is None:
+            return None
+        return self.cell.scheduled_flops(spec.tile_m, spec.tile_n, spec.head_dim, spec.head_dim_v)
 
     def tflops(self, name: str) -> float | None:
         """Return the useful TFLOP/s of a contestant; None if it was not timed."""
@@ -144,7 +149,7 @@ def _describe_torch() -> dict[str, Any]:
         return {"torch": None, "cudnn": None}
 
 
-def describe_row(row: Row, baseline: str = BASELINE) -> dict[str, Any]:
+def describe_row(row: Row, baseline: str = BASELINE, conventions: Mapping[str, str] = CONVENTIONS) -> dict[str, Any]:
     """Describe a cell.
 
     Parameters
@@ -153,6 +158,8 @@ def describe_row(row: Row, baseline: str = BASELINE) -> dict[str, Any]:
         Its figures.
     baseline : str
         The contestant that ratios refer to.
+    conventions : Mapping
+        The rules of the figures.
 
     Returns
     -------
@@ -181,12 +188,13 @@ def describe_row(row: Row, baseline: str = BASELINE) -> dict[str, Any]:
         "problem": dataclasses.asdict(cell),
         "spec": None if spec is None else str(spec),
         "flops": {"useful": cell.useful_flops, "dense_equivalent": cell.dense_flops, "scheduled": scheduled},
-        "timing_boundary": CONVENTIONS["timing_boundary"],
-        "regime": CONVENTIONS["regime"],
-        "inputs": CONVENTIONS["inputs"],
+        "timing_boundary": conventions["timing_boundary"],
+        "regime": conventions["regime"],
+        "inputs": conventions["inputs"],
         "clocks_before": row.before,
         "clocks_after": row.after,
         "contestants": contestants,
+        "parts": {name: dataclasses.asdict(timing) for name, timing in row.parts.items()},
     }
 
 
@@ -196,6 +204,7 @@ def write(
     rows: Sequence[Row],
     host: Mapping[str, Any] | None,
     baseline: str = BASELINE,
+    conventions: Mapping[str, str] = CONVENTIONS,
 ) -> None:
     """Write the manifest.
 
@@ -211,11 +220,13 @@ def write(
         The host cost, if it was measured.
     baseline : str
         The contestant that ratios refer to.
+    conventions : Mapping
+        The rules of the figures.
     """
     record = {
         "environment": header,
-        "conventions": CONVENTIONS,
-        "rows": [describe_row(row, baseline) for row in rows],
+        "conventions": conventions,
+        "rows": [describe_row(row, baseline, conventions) for row in rows],
         "host_cost": host,
     }
     text = json.dumps(record, indent=2, allow_nan=False)

@@ -63,7 +63,7 @@ def measure(
 def _judge(inputs: Inputs, peers: Sequence[Peer]) -> tuple[dict[str, Check], list[Contestant]]:
     """Return the verdicts, and who passed."""
     contestants, failed = enter(inputs, peers)
-    checks = {name: Check(False, message=reason) for name, reason in failed.items()}
+    checks = {name: Check(False, message=reason, refused=True) for name, reason in failed.items()}
     checks |= check_all(contestants, inputs)
     return checks, [contestant for contestant in contestants if checks[contestant.name].passed]
 

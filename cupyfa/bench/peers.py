@@ -19,7 +19,7 @@ from cupyfa.bench.harness import Contestant, first_line
 from cupyfa.bench.problems import Inputs
 from cupyfa.bench.torch_arrays import from_torch, tensors
 
-__all__ = ["BASELINE", "PEERS", "Availability", "Peer", "enter", "invite", "probe_all", "why_not_here"]
+__all__ = ["BASELINE", "PEERS", "Availability", "Peer", "enter", "invite", "prepare_all", "probe_all", "why_not_here"]
 
 #: The peer that the ratio refers to.
 BASELINE = "cuDNN"
@@ -62,7 +62,7 @@ class Peer:
     distributions : tuple of str
         Names under which its version may be found.
     prepare : Callable
-        Makes a Contestant for Inputs of CuPy arrays.
+        Makes a Contestant for Inputs of CuPy arrays, in a benchmark of gradients for BackwardInputs.
     takes : frozenset of str
         Which of the :attr:`Cell.needs <cupyfa.bench.problems.Cell.needs>` it serves.
     """
@@ -71,7 +71,7 @@ class Peer:
     title: str
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
-    prepare: Callable[[Inputs], Contestant]
+    prepare: Callable[[Any], Contestant]
     takes: frozenset[str] = frozenset()
 
     def probe(self) -> Availability:
@@ -253,6 +253,27 @@ def enter(inputs: Inputs, peers: Sequence[Peer] | None = None) -> tuple[list[Con
     """
     if peers is None:
         peers = [peer for peer in PEERS if peer.probe().version is not None]
+    contestants, failed = prepare_all(inputs, peers)
+    return [*contestants, _own(inputs)], failed
+
+
+def prepare_all(inputs: Inputs, peers: Sequence[Peer]) -> tuple[list[Contestant], dict[str, str]]:
+    """Prepare peers.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        The arrays, as the peers take them.
+    peers : sequence of Peer
+        Those that are present. Who does not take the options of the problem is left out.
+
+    Returns
+    -------
+    contestants : list of Contestant
+        In their order.
+    failed : dict
+        Name to reason, for peers that refuse the problem.
+    """
     contestants: list[Contestant] = []
     failed: dict[str, str] = {}
     for peer in peers:
@@ -262,4 +283,4 @@ def enter(inputs: Inputs, peers: Sequence[Peer] | None = None) -> tuple[list[Con
             contestants.append(peer.prepare(inputs))
         except Exception as error:  # a peer may raise anything
             failed[peer.name] = first_line(error)
-    return [*contestants, _own(inputs)], failed
+    return contestants, failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from cupyfa.oracles.mask import Window, block_range, window_bounds
 from cupyfa.testing import random_array
 
-__all__ = ["Cell", "Inputs", "make_inputs", "share_inputs"]
+__all__ = ["Cell", "Inputs", "make_inputs", "poisoned", "share_inputs"]
 
 _NAN_BITS = 0x7FC1  # a NaN in bfloat16 and in float16
 _WHOLE = (None, None)  # no window
@@ -42,7 +42,12 @@ class Cell:
         The axes that an additive bias has, of "bhqk"; it is the same along the others, and empty for none.
     bias_dtype : {"float32", "same"}
         Type of the bias; "same" is that of q.
+    head_dim_v : int or None
+        head_dim of v; None: that of q and k.
     """
+
+    #: Matrix products with the columns of q and k, and with those of v.
+    PRODUCTS: ClassVar[tuple[int, int]] = (1, 1)
 
     head_dim: int
     seqlen: int
@@ -57,6 +62,7 @@ class Cell:
     alibi: bool = False
     bias: str = ""
     bias_dtype: str = "float32"
+    head_dim_v: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -65,8 +71,23 @@ class Cell:
 
     @property
     def shape_kv(self) -> tuple[int, int, int, int]:
-        """The shape of k and v."""
+        """The shape of k."""
         return self.batch, self.seqlen, self.heads_kv or self.heads, self.head_dim
+
+    @property
+    def shape_v(self) -> tuple[int, int, int, int]:
+        """The shape of v."""
+        return *self.shape_kv[:3], self.head_dim_v or self.head_dim
+
+    @property
+    def shape_out(self) -> tuple[int, int, int, int]:
+        """The shape of the output."""
+        return *self.shape[:3], self.head_dim_v or self.head_dim
+
+    @property
+    def head_dims(self) -> str:
+        """The head_dim, and that of v behind it if it is another one."""
+        return f"{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
 
     @property
     def bounds(self) -> Window:
@@ -90,13 +111,14 @@ class Cell:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a contestant has to support beside the causal mask: some of window, softcap, sink, alibi and bias."""
+        """What a contestant has to support beside the causal mask: window, softcap, sink, alibi, bias or head_dim_v."""
         needed = {
             "window": self.window_size != _WHOLE,
             "softcap": self.softcap is not None,
             "sink": self.sink,
             "alibi": self.alibi,
             "bias": bool(self.bias),
+            "head_dim_v": self.head_dim_v is not None,
         }
         return frozenset(name for name, there in needed.items() if there)
 
@@ -132,6 +154,7 @@ class Cell:
         return {
             "q": self.shape,
             "k": self.shape_kv,
+            "v": self.shape_v,
             "dtype": _dtype(self),
             "sink": self.sink,
             "alibi_slopes": self.alibi,
@@ -142,7 +165,12 @@ class Cell:
     @property
     def dense_flops(self) -> int:
         """Operations without a mask: 2 * B * H * Sq * Sk * (d + dv)."""
-        return 2 * self.batch * self.heads * self.seqlen * self.seqlen * (self.head_dim + self.head_dim)
+        return self.flops_per_pair * self.batch * self.heads * self.seqlen * self.seqlen
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Operations that count for a query and a key that it sees, in one head."""
+        return 2 * (self.head_dim + self.shape_v[3])
 
     @property
     def visible_pairs(self) -> int:
@@ -157,16 +185,16 @@ class Cell:
     def useful_flops(self) -> int:
         """Operations that count: the dense ones, halved where the mask is causal; in a window those of visible keys."""
         if self.window_size != _WHOLE:
-            return 4 * self.head_dim * self.batch * self.heads * self.visible_pairs
+            return self.flops_per_pair * self.batch * self.heads * self.visible_pairs
         return self.dense_flops // 2 if self.causal else self.dense_flops
 
-    def scheduled_flops(self, tile_m: int, tile_n: int, tile_d: int) -> int:
+    def scheduled_flops(self, tile_m: int, tile_n: int, tile_d: int, tile_dv: int | None = None) -> int:
         """Return the operations of a kernel that computes whole tiles.
 
         Parameters
         ----------
-        tile_m, tile_n, tile_d : int
-            Query rows, keys and head_dim of a tile.
+        tile_m, tile_n, tile_d, tile_dv : int
+            Query rows, keys, head_dim and that of v of a tile; by default they are equal.
 
         Returns
         -------
@@ -178,13 +206,14 @@ class Cell:
             lengths = (self.seqlen, self.seqlen)
             blocks = block_range(begin, begin + tile_m, *lengths, tile_n, self.causal, self.window_size)
             steps += blocks.end - blocks.first
-        return 2 * self.batch * self.heads * steps * tile_m * tile_n * 2 * tile_d
+        columns = self.PRODUCTS[0] * tile_d + self.PRODUCTS[1] * (tile_dv or tile_d)
+        return 2 * self.batch * self.heads * steps * tile_m * tile_n * columns
 
     def __str__(self) -> str:
         """Return the problem on one line."""
         heads = f"H{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv else "")
         mask = self.mask if self.mask in ("full", "causal") else f"window ({self.mask})"
-        parts = [self.dtype, f"d{self.head_dim}", mask, f"S{self.seqlen}", f"B{self.batch}", heads, self.modifiers]
+        parts = [self.dtype, f"d{self.head_dims}", mask, f"S{self.seqlen}", f"B{self.batch}", heads, self.modifiers]
         return " ".join(part for part in parts if part)
 
 
@@ -230,6 +259,28 @@ def _dtype_of_bias(cell: Cell) -> np.dtype[Any]:
     return np.dtype(np.float32) if cell.bias_dtype == "float32" else _dtype(cell)
 
 
+def poisoned(shape: tuple[int, ...], dtype: Any, xp: Any) -> Any:
+    """Make an array of NaN.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Its shape.
+    dtype : numpy.dtype
+        bfloat16 or float16.
+    xp : module
+        ``cupy`` or ``numpy``.
+
+    Returns
+    -------
+    array
+        Of the module.
+    """
+    array = xp.empty(shape, dtype)
+    array.view(np.uint16)[...] = _NAN_BITS
+    return array
+
+
 def make_inputs(cell: Cell, xp: Any) -> Inputs:
     """Make the arrays of a problem.
 
@@ -263,12 +314,11 @@ def share_inputs(cells: Sequence[Cell], xp: Any) -> list[Inputs]:
     list of Inputs
         In the same order, with the same q, k and v; the rest as by :func:`make_inputs`, each its own.
     """
-    shapes = (cells[0].shape, cells[0].shape_kv, cells[0].shape_kv)
+    shapes = (cells[0].shape, cells[0].shape_kv, cells[0].shape_v)
     q, k, v = (random_array(shape, _dtype(cells[0]), seed, xp=xp) for seed, shape in enumerate(shapes, start=1))
     inputs = []
     for cell in cells:
-        out = xp.empty(cell.shape, q.dtype)
-        out.view(np.uint16)[...] = _NAN_BITS
+        out = poisoned(cell.shape_out, q.dtype, xp)
         sink = random_array((cell.heads,), np.float32, 4, xp=xp) if cell.sink else None
         slopes = None
         if cell.alibi:

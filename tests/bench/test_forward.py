@@ -123,7 +123,7 @@ def test_a_peer_that_cannot_be_prepared():
         raise ImportError("libfoo.so\nstack")
 
     row = measure(Peer("FA4", "fake", (), (), prepare))
-    assert row.checks["FA4"] == Check(False, message="ImportError: libfoo.so")
+    assert row.checks["FA4"] == Check(False, message="ImportError: libfoo.so", refused=True)
     assert set(row.timings) == {"cupyfa"}
 
 
@@ -245,7 +245,7 @@ def test_host_lines():
 # --- the command line ---
 
 
-@pytest.mark.parametrize("command", ["forward", "ablation", "options", "host", "first-call"])
+@pytest.mark.parametrize("command", ["forward", "backward", "ablation", "options", "host", "first-call"])
 def test_without_a_gpu_it_says_so(bench, command, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert bench(command) == 2

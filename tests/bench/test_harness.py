@@ -37,6 +37,8 @@ def test_scheduled_flops_count_whole_tiles():
     assert full.scheduled_flops(128, 128, 128) == 2 * full.dense_flops  # padded head_dim
     # Query tiles of 128: 1 and 2 key tiles of 128, of the 4 that there are.
     assert dataclasses.replace(full, causal=True).scheduled_flops(128, 128, 64) * 4 == full.dense_flops * 3
+    # Half of the columns are those of v.
+    assert full.scheduled_flops(128, 128, 64, 32) * 4 == full.dense_flops * 3
     # A ragged length: 2 x 2 tiles of 128 for 130 x 130.
     assert dataclasses.replace(full, seqlen=130).scheduled_flops(128, 128, 64) == full.dense_flops
 
@@ -74,6 +76,8 @@ def test_problem_in_words():
     assert str(windowed) == "bfloat16 d16 window (64, 0) S200 B2 H2/1 softcap 50, sink, ALiBi, bias qk float32"
     assert windowed.needs == {"window", "softcap", "sink", "alibi", "bias"}
     assert SMALL.needs == frozenset()
+    wide = dataclasses.replace(SMALL, head_dim_v=8)
+    assert (str(wide), wide.needs) == ("bfloat16 d16/8 causal S200 B2 H2", {"head_dim_v"})
     masks = {(None, None): "full", (None, 0): "causal", (3, None): "3, all", (None, 2): "all, 2", (0, 0): "0, 0"}
     plain = dataclasses.replace(SMALL, causal=False)
     assert {window: dataclasses.replace(plain, window_size=window).mask for window in masks} == masks

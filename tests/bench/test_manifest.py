@@ -41,7 +41,7 @@ def test_row_has_everything_that_explains_a_figure():
     assert entry["problem"] == {
         "head_dim": 128, "seqlen": 1024, "batch": 16, "heads": 16, "causal": True, "dtype": "bfloat16",
         "heads_kv": None, "window_size": (None, None), "softcap": None, "sink": False, "alibi": False,
-        "bias": "", "bias_dtype": "float32",
+        "bias": "", "bias_dtype": "float32", "head_dim_v": None,
     }  # fmt: skip
     assert entry["spec"] == str(SPEC)
     assert entry["timing_boundary"] == "CUDA events around a batch of N calls, host overhead overlapped"

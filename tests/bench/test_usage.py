@@ -7,7 +7,9 @@ import pytest
 from cupyfa.bench.usage import count, why_missing
 
 
-@pytest.mark.parametrize("command", ["forward", "ablation", "options", "host", "first-call", "emulator"])
+@pytest.mark.parametrize(
+    "command", ["forward", "backward", "ablation", "options", "decode", "host", "first-call", "emulator"]
+)
 def test_every_command_has_help(bench, command, capsys):
     assert bench(command, "--help") == 0
     said = capsys.readouterr().out
