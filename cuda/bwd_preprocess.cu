@@ -105,9 +105,10 @@ __global__ void __launch_bounds__(preprocess_threads) preprocess(const __grid_co
     }
   }
 
-  float4* dq = reinterpret_cast<float4*>(p.dq + head_in_all * p.dq_head);
   const int row_vectors = p.dq_head / p.rows / 4;
-  for (int i = begin * row_vectors + threadIdx.x; i < end * row_vectors; i += preprocess_threads) dq[i] = float4{};
+  // A head may have more than 2^31 vectors, the rows of a CTA have few.
+  float4* dq = reinterpret_cast<float4*>(p.dq + head_in_all * p.dq_head) + u64(begin) * row_vectors;
+  for (int i = threadIdx.x; i < (end - begin) * row_vectors; i += preprocess_threads) dq[i] = float4{};
   if (p.turns != nullptr && part == 0) {
     for (u32 i = threadIdx.x; i < p.turns_head; i += preprocess_threads) p.turns[head_in_all * p.turns_head + i] = 0;
   }
