@@ -1,6 +1,6 @@
 PARAMETER_SIZES: dict[str, int]
 
-Strides = tuple[int, int, int, int]
+Strides = tuple[int, ...]  # of batch, row, head and column
 
 class CacheGeometry:
     def __init__(

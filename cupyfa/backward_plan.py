@@ -13,7 +13,7 @@ from cupyfa.backward_problem import BackwardArrays, BackwardProblem
 from cupyfa.backward_select import BackwardSelection
 from cupyfa.copies import Copy, copies_of
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import TMA_ALIGNMENT, Layout, Operand
+from cupyfa.operand import TMA_ALIGNMENT, Layout, Operand, row_strides, strides_or_zeros
 from cupyfa.select import Device
 from cupyfa.spec import BwdSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
 
@@ -25,8 +25,6 @@ _SPACING = 256  # bytes; parts of the workspace begin at multiples of it
 _GRADIENT_ROWS = 64  # a warpgroup stores its own rows
 _SMALLEST_PART = 64 * 32  # of a dQ that waits for its turn: elements (the kernel checks that it has no smaller ones)
 _NO_MAP = bytes(128)  # a tensor map that no thread reads
-
-_Strides = tuple[int, int, int, int]
 
 
 class _Place(NamedTuple):
@@ -246,17 +244,17 @@ def plan_backward(
     turns = workspace.take(4 * heads * turns_head) if spec.deterministic else None
     dsink = None if problem.dsink is None else workspace.take(4 * heads * preprocess_ctas)
     scale, cap = forward.softmax_scale, forward.softcap
-    slope_batch, slope_head = (0, 0) if forward.alibi_slopes is None else forward.alibi_slopes.strides
+    slope_batch, slope_head = strides_or_zeros(forward.alibi_slopes, 2)
     diagonal = forward.seqlen_k - forward.seqlen_q
     return BackwardPlan(
         specs=specs,
         geometries=geometries,
         preprocess=PreprocessPacking(
-            out_strides=_strides(forward.out),
-            dout_strides=_strides(problem.dout),
-            lse_strides=_row_strides(forward.lse),
-            dlse_strides=_row_strides(problem.dlse),
-            sink_stride=0 if forward.sink is None else forward.sink.strides[0] // 4,
+            out_strides=forward.out.element_strides,
+            dout_strides=problem.dout.element_strides,
+            lse_strides=row_strides(forward.lse),
+            dlse_strides=row_strides(problem.dlse),
+            sink_stride=strides_or_zeros(forward.sink, 1)[0],
             dq_head=rows * spec.head_dim,
             turns_head=turns_head,
             seqlen_q=forward.seqlen_q,
@@ -265,8 +263,8 @@ def plan_backward(
             heads_q=forward.heads_q,
         ),
         backward=BackwardPacking(
-            alibi_stride_batch=slope_batch // 4,
-            alibi_stride_head=slope_head // 4,
+            alibi_stride_batch=slope_batch,
+            alibi_stride_head=slope_head,
             scale_log2=(scale if cap is None else 2 * cap) * _LOG2_E,
             scale=scale,
             softcap_slope=0.0 if cap is None else 2 * _LOG2_E * scale / cap,
@@ -286,9 +284,11 @@ def plan_backward(
         roundings=tuple(roundings),
         sink=None
         if problem.dsink is None
-        else SinkPacking(dsink_stride=problem.dsink.strides[0] // 4, batch=forward.batch, parts_head=preprocess_ctas),
+        else SinkPacking(
+            dsink_stride=problem.dsink.element_strides[0], batch=forward.batch, parts_head=preprocess_ctas
+        ),
         maps=tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in _MAPPED),
-        row_vectors=_in_vectors(forward.out) and _in_vectors(problem.dout),
+        row_vectors=forward.out.has_vectors and problem.dout.has_vectors,
         lse_log2=lse_log2,
         delta=delta,
         turns=turns,
@@ -338,7 +338,7 @@ def _rounding(
     tiles = -(-seqlen // tile)
     part = batch * heads * tiles * tile * head_dim
     packing = PostprocessPacking(
-        out_strides=_strides(gradient),
+        out_strides=gradient.element_strides,
         scale=scale,
         parts=parts,
         part_stride=part,
@@ -347,7 +347,7 @@ def _rounding(
         heads=heads,
         tiles=tiles,
     )
-    return _Rounding(gradient.name, packing, workspace.take(4 * parts * part), _in_vectors(gradient))
+    return _Rounding(gradient.name, packing, workspace.take(4 * parts * part), gradient.has_vectors)
 
 
 def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) -> int:
@@ -357,28 +357,10 @@ def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) 
     return max(1, min(heads, device.multiprocessors // tiles_n))
 
 
-def _strides(operand: Operand) -> _Strides:
-    batch, row, head, column = (stride // operand.dtype.itemsize for stride in operand.strides)
-    return batch, row, head, column
-
-
-def _row_strides(operand: Operand | None) -> _Strides:
-    batch, head, row = (0, 0, 0) if operand is None else (stride // 4 for stride in operand.strides)
-    return batch, row, head, 0
-
-
-def _in_vectors(matrix: Operand) -> bool:
-    """Whether rows can be taken by 16 bytes, if they begin at a multiple of them."""
-    strides = [stride for stride, size in zip(matrix.strides[:3], matrix.shape[:3], strict=True) if size > 1]
-    whole = matrix.shape[3] * matrix.dtype.itemsize % TMA_ALIGNMENT == 0
-    return whole and matrix.strides[3] == matrix.dtype.itemsize and all(x % TMA_ALIGNMENT == 0 for x in strides)
-
-
 def _tensor_map(matrix: Operand, spec: BwdSpec, name: str) -> TensorMapGeometry:
     batch, seqlen, heads, head_dim = matrix.shape
     rows = {"q": spec.tile_m, "dout": spec.tile_m, "k": spec.tile_n, "v": spec.tile_n}.get(name, _GRADIENT_ROWS)
-    # The stride of an axis with one index is never used, but the driver checks it.
-    strides = [stride if size > 1 else 16 for stride, size in zip(matrix.strides, matrix.shape, strict=True)]
+    to_batch, to_row, to_head, _ = matrix.tma_strides
     return TensorMapGeometry(
-        spec.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), (64, rows)
+        spec.dtype.value, (head_dim, seqlen, heads, batch), (to_row, to_head, to_batch), (64, rows)
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from cupyfa.cache_options import CacheArrays, CacheOptions
 from cupyfa.checks import check_axes, check_head_dim, check_heads, check_strides
-from cupyfa.operand import TMA_ALIGNMENT, TMA_MAX_STRIDE, Operand, overlaps_itself
+from cupyfa.operand import TMA_ALIGNMENT, Operand, overlaps_itself, suits_tma
 
 __all__ = [
     "check_all_axes",
@@ -227,7 +227,7 @@ def check_memory(operands: CacheArrays[Operand]) -> None:
             what = f"attention: {name} has a stride of {stride} bytes from {axis} to {axis}; it must be"
             if axis == "head_dim" and stride != operand.dtype.itemsize:
                 raise ValueError(f"{what} {operand.dtype.itemsize}: contiguous (a cache is never copied)")
-            if axis != "head_dim" and (stride % TMA_ALIGNMENT or not 0 <= stride < TMA_MAX_STRIDE):
+            if axis != "head_dim" and not suits_tma(stride):
                 raise ValueError(f"{what} a multiple of {TMA_ALIGNMENT} from 0 to 2^40 (a cache is never copied)")
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import TMA_ALIGNMENT, TMA_MAX_STRIDE, Layout, Operand, rows_to_next
+from cupyfa.operand import TMA_MAX_STRIDE, Layout, Operand, rows_to_next, suits_tma
 from cupyfa.problem import Problem
 
 __all__ = ["Copy", "copies_of", "plan_copies", "with_copies"]
@@ -187,8 +187,7 @@ def _unreadable(operand: Operand, problem: Problem) -> int | None:
         return 0
     limits = (TMA_MAX_STRIDE, _MAX_PACKED_ROW if planned else TMA_MAX_STRIDE, TMA_MAX_STRIDE)
     for axis, limit in enumerate(limits):
-        stride = operand.strides[axis]
-        if operand.shape[axis] > 1 and (stride % TMA_ALIGNMENT or not 0 <= stride < limit):
+        if operand.shape[axis] > 1 and not suits_tma(operand.strides[axis], limit):
             return axis
     return None if operand.strides[3] == operand.dtype.itemsize else 3
 

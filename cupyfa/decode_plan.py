@@ -12,13 +12,12 @@ from cupyfa.cache_options import CacheArrays
 from cupyfa.cache_problem import CacheProblem
 from cupyfa.decode_select import DecodeSelection
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import Operand
+from cupyfa.operand import Operand, row_strides, strides_or_zeros
 from cupyfa.scales import Scales
 from cupyfa.spec import AppendSpec, CombineSpec, Spec
 
 __all__ = ["DecodePlan", "Step", "decode_specs", "plan_decode"]
 
-_Strides = tuple[int, int, int, int]
 _BLOCK = 64
 _COLUMNS = 64  # of a box: 128 bytes
 _MOST_CTAS = 2**31 - 1
@@ -163,27 +162,25 @@ def plan_decode(
         )
     box_rows = _BLOCK if problem.page_size is None else math.gcd(problem.page_size, _BLOCK)
     cache = _cache_geometry(problem)
-    out_strides, lse_strides = _strides(problem.out), _lse_strides(problem)
-    total_q = problem.total_q or 0
     of_rows = {
-        "out_strides": out_strides,
-        "lse_strides": lse_strides,
+        "out_strides": problem.out.element_strides,
+        "lse_strides": row_strides(problem.lse),
         "cu_seqlens_stride": 1,
-        "sink_stride": 0 if problem.sink is None else problem.sink.strides[0] // 4,
+        "sink_stride": strides_or_zeros(problem.sink, 1)[0],
         "batch": problem.batch,
         "heads_q": problem.heads_q,
         "seqlen_q": problem.seqlen_q,
-        "total_q": total_q,
+        "total_q": problem.total_q or 0,
         "head_dim_v": problem.head_dim_v,
     }
     steps = []
     if problem.k is not None and problem.v is not None and problem.seqlen_new:
         appending = AppendPacking(
             cache=cache,
-            k_strides=_strides(problem.k),
-            v_strides=_strides(problem.v),
-            k_cache_strides=_strides(problem.k_cache),
-            v_cache_strides=_strides(problem.v_cache),
+            k_strides=problem.k.element_strides,
+            v_strides=problem.v.element_strides,
+            k_cache_strides=problem.k_cache.element_strides,
+            v_cache_strides=problem.v_cache.element_strides,
             batch=problem.batch,
             heads_kv=problem.heads_kv,
             head_dim=problem.head_dim,
@@ -240,17 +237,17 @@ def _decode_packing(
     of_rows: dict[str, object],
 ) -> DecodePacking:
     scales = Scales.of(problem.softmax_scale, problem.softcap)
-    slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
+    slope_batch, slope_head = strides_or_zeros(problem.alibi_slopes, 2)
     return DecodePacking(
         cache=cache,
-        q_strides=_strides(problem.q),
-        alibi_stride_batch=slope_batch // 4,
-        alibi_stride_head=slope_head // 4,
+        q_strides=problem.q.element_strides,
+        alibi_stride_batch=slope_batch,
+        alibi_stride_head=slope_head,
         scale_log2=scales.scale_log2,
         softcap_slope=scales.softcap_slope,
         softcap=problem.softcap or 0.0,
         negate_scores=problem.softmax_scale < 0,
-        q_vectors=_in_vectors(problem.q),
+        q_vectors=problem.q.has_vectors,
         rotate_by_row=problem.rows_turn,
         head_dim=problem.head_dim,
         left=_UNBOUNDED if problem.left is None else problem.left,
@@ -267,7 +264,7 @@ def _decode_packing(
 
 def _cache_geometry(problem: CacheProblem) -> CacheGeometry:
     def stride(operand: Operand | None, axis: int) -> int:
-        return 0 if operand is None else operand.strides[axis] // operand.dtype.itemsize
+        return 0 if operand is None else operand.element_strides[axis]
 
     return CacheGeometry(
         page_size=problem.capacity if problem.page_size is None else problem.page_size,
@@ -286,30 +283,13 @@ def _cache_geometry(problem: CacheProblem) -> CacheGeometry:
     )
 
 
-def _strides(operand: Operand) -> _Strides:
-    batch, row, head, column = (stride // operand.dtype.itemsize for stride in operand.strides)
-    return batch, row, head, column
-
-
-def _lse_strides(problem: CacheProblem) -> _Strides:
-    batch, head, row = (0, 0, 0) if problem.lse is None else (stride // 4 for stride in problem.lse.strides)
-    return batch, row, head, 0
-
-
-def _in_vectors(q: Operand) -> bool:
-    """Whether q can be loaded by 16 bytes, if it begins at a multiple of them."""
-    strides = [stride for stride, size in zip(q.strides[:3], q.shape[:3], strict=True) if size > 1]
-    return q.strides[3] == q.dtype.itemsize and all(stride % 16 == 0 for stride in strides)
-
-
 def _tensor_map(cache: Operand, problem: CacheProblem, box_rows: int) -> TensorMapGeometry:
     pages, rows, heads, head_dim = cache.shape
-    # The stride of an axis with one index is never used, but the driver checks it.
-    strides = [stride if size > 1 else 16 for stride, size in zip(cache.strides, cache.shape, strict=True)]
+    to_page, to_row, to_head, _ = cache.tma_strides
     return TensorMapGeometry(
         problem.dtype.value,
         (head_dim, max(rows, 1), heads, pages),
-        (strides[1], strides[2], strides[0]),
+        (to_row, to_head, to_page),
         (_COLUMNS, box_rows),
         # Each byte is read once, in rows of 128: with 256 the other half of a request is often read twice (8 % slower).
         l2_promotion=128,

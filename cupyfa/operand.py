@@ -23,8 +23,11 @@ __all__ = [
     "Operand",
     "host_addresses",
     "overlaps_itself",
+    "row_strides",
     "rows_to_next",
     "share_memory",
+    "strides_or_zeros",
+    "suits_tma",
 ]
 
 Layout = Literal["BSHD", "BHSD"]
@@ -168,6 +171,26 @@ class Operand:
         strides = (0,) * (len(shape) - len(self.shape)) + self.strides
         return dataclasses.replace(self, shape=shape, strides=strides)
 
+    @property
+    def element_strides(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        return tuple(stride // self.dtype.itemsize for stride in self.strides)
+
+    @property
+    def tma_strides(self) -> tuple[int, ...]:
+        """Strides for a tensor map: that of an axis with one index is never used, but the driver checks it."""
+        return tuple(
+            stride if size > 1 else TMA_ALIGNMENT for stride, size in zip(self.strides, self.shape, strict=True)
+        )
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether rows, along the last axis, are vectors of 16 bytes, if the first one begins at a multiple of that."""
+        *outer, size = self.shape
+        *strides, step = self.strides
+        whole = step == self.dtype.itemsize and size * step % TMA_ALIGNMENT == 0
+        return whole and all(stride % TMA_ALIGNMENT == 0 for stride, n in zip(strides, outer, strict=True) if n > 1)
+
     @functools.cached_property
     def span(self) -> tuple[int, int]:
         """Bytes from the first element to the first and behind the last byte of the array; (0, 0) if it is empty."""
@@ -175,6 +198,59 @@ class Operand:
             return 0, 0
         steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
         return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + self.dtype.itemsize
+
+
+def strides_or_zeros(operand: Operand | None, axes: int) -> tuple[int, ...]:
+    """Return strides in elements: 0 along the axes of an array that there is not.
+
+    Parameters
+    ----------
+    operand : Operand or None
+        An array.
+    axes : int
+        How many it has, or would have.
+
+    Returns
+    -------
+    tuple of int
+        As many.
+    """
+    return (0,) * axes if operand is None else operand.element_strides
+
+
+def row_strides(of_rows: Operand | None) -> tuple[int, ...]:
+    """Return the strides of numbers of rows in the order of a matrix, in elements.
+
+    Parameters
+    ----------
+    of_rows : Operand or None
+        (batch, heads, seqlen): lse, or its gradient.
+
+    Returns
+    -------
+    tuple of int
+        From one batch, row, head and column to the next: 0 along columns, and everywhere if there is no array.
+    """
+    batch, head, row = strides_or_zeros(of_rows, 3)
+    return batch, row, head, 0
+
+
+def suits_tma(stride: int, limit: int = TMA_MAX_STRIDE) -> bool:
+    """Return whether a tensor map can have a stride.
+
+    Parameters
+    ----------
+    stride : int
+        In bytes.
+    limit : int, optional
+        What it must be below.
+
+    Returns
+    -------
+    bool
+        False for a negative one, too.
+    """
+    return stride % TMA_ALIGNMENT == 0 and 0 <= stride < limit
 
 
 def overlaps_itself(operand: Operand) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupyfa._launch import PACKED_ROWS, ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import Operand, rows_to_next
+from cupyfa.operand import Operand, rows_to_next, strides_or_zeros
 from cupyfa.packing import packed_tiles
 from cupyfa.problem import Problem
 from cupyfa.scales import Scales
@@ -57,14 +57,10 @@ def plan_forward(
             else f"attention: {problem.heads_q} heads * {tiles_m} query tiles are {tiles} tiles; at most {_MAX_TILES} "
             "are supported: split the batch"
         )
-    batch, head, row = (0, 0, 0) if problem.lse is None else problem.lse.strides
-    slope_batch, slope_head = (0, 0) if problem.alibi_slopes is None else problem.alibi_slopes.strides
     diagonal = 0 if problem.planned else problem.seqlen_k - problem.seqlen_q
     q_step, o_step = (rows_to_next(x) or 0 if problem.used else 0 for x in (problem.q, problem.out))
     scales = Scales.of(problem.softmax_scale, problem.softcap)
-    bias_strides = (0, 0, 0, 0) if problem.bias is None else problem.bias.strides
     bias_rows, bias_keys = (0, 0) if problem.bias is None else problem.bias.shape[2:]
-    bias_bytes = 1 if problem.bias is None else problem.bias.dtype.itemsize
     cols = traits["box_cols"]
     return ForwardLauncher(
         function=function,
@@ -80,10 +76,10 @@ def plan_forward(
         v=_tensor_map(problem, problem.v, (cols, traits["tile_n"])),
         o=_tensor_map(problem, problem.out, (cols, traits["tile_m"])),
         bias=_bias_map(problem.bias, traits) if problem.bias is not None and traits["bias_box_cols"] else None,
-        lse_strides=(batch // 4, head // 4, row // 4),
-        sink_stride=0 if problem.sink is None else problem.sink.strides[0] // 4,
-        alibi_strides=(slope_batch // 4, slope_head // 4),
-        bias_strides=tuple(stride // bias_bytes for stride in bias_strides),
+        lse_strides=strides_or_zeros(problem.lse, 3),
+        sink_stride=strides_or_zeros(problem.sink, 1)[0],
+        alibi_strides=strides_or_zeros(problem.alibi_slopes, 2),
+        bias_strides=strides_or_zeros(problem.bias, 4),
         bias_rows=bias_rows,
         bias_keys=bias_keys,
         **scales._asdict(),
@@ -123,16 +119,13 @@ def fill_without_keys(out: Any, lse: Any, sink: Any) -> None:
 
 def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> TensorMapGeometry:
     batch, seqlen, heads, head_dim = operand.shape
-    # The stride of an axis with one index is never used, but the driver checks it.
-    strides = [stride if size > 1 else 16 for stride, size in zip(operand.strides, operand.shape, strict=True)]
+    to_batch, to_row, to_head, _ = operand.tma_strides
     if problem.planned:  # see FwdParams
-        row = strides[1] if seqlen > 1 else strides[0]  # the step to the next batch is a row where sequences have one
+        row = to_row if seqlen > 1 else to_batch  # the step to the next batch is a row where sequences have one
         rows = seqlen if problem.packed else (batch - 1) * (rows_to_next(operand) or 0) + seqlen
         shape = (head_dim, PACKED_ROWS, heads, rows + 1, PACKED_ROWS + 1)
-        return TensorMapGeometry(problem.dtype.value, shape, (row, strides[2], row, 2**34 - row), box)
-    return TensorMapGeometry(
-        problem.dtype.value, (head_dim, seqlen, heads, batch), (strides[1], strides[2], strides[0]), box
-    )
+        return TensorMapGeometry(problem.dtype.value, shape, (row, to_head, row, 2**34 - row), box)
+    return TensorMapGeometry(problem.dtype.value, (head_dim, seqlen, heads, batch), (to_row, to_head, to_batch), box)
 
 
 def _bias_map(bias: Operand, traits: dict[str, int]) -> TensorMapGeometry:

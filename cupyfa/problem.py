@@ -23,7 +23,7 @@ from cupyfa.checks import (
     check_unshared,
     visible_bounds,
 )
-from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, TMA_MAX_STRIDE, Addresses, Arrays, Operand
+from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Addresses, Arrays, Operand, suits_tma
 from cupyfa.options import Options
 from cupyfa.packed import Packed, Used, check_packed, check_used
 from cupyfa.spec import Bias, DType
@@ -216,7 +216,7 @@ class Problem:
             return Bias.NONE
         *outer, row, key = self.bias.strides
         adjacent = key == self.bias.dtype.itemsize or self.bias.shape[3] == 1
-        if not (self.bias.aligned and adjacent and all(_suits_tma(stride) for stride in (*outer, row))):
+        if not (self.bias.aligned and adjacent and all(suits_tma(stride) for stride in (*outer, row))):
             return Bias.GATHER
         return Bias.TILE if row else Bias.ROW
 
@@ -388,7 +388,3 @@ def _check_bias(bias: Operand, shape: tuple[int, ...], dtype: np.dtype[Any], pac
     # Rows and keys that no sequence can have are not looked at.
     shape = tuple(min(size, full) if stride else full for size, stride, full in zip(sizes, strides, shape, strict=True))
     return dataclasses.replace(bias, shape=shape, strides=strides)
-
-
-def _suits_tma(stride: int) -> bool:
-    return stride % TMA_ALIGNMENT == 0 and 0 <= stride < TMA_MAX_STRIDE
