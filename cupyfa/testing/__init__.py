@@ -16,7 +16,8 @@ kernel of their own can import it too:
 
 from cupyfa.testing.backward_cases import BACKWARD_CASES, BackwardCase
 from cupyfa.testing.canaries import CANARY, Guarded, guarded_empty
-from cupyfa.testing.cases import CASES, Case, as_bshd
+from cupyfa.testing.case import Case, as_bshd
+from cupyfa.testing.cases import CASES
 from cupyfa.testing.gradients import assert_gradients_close
 from cupyfa.testing.inputs import random_array
 from cupyfa.testing.kvcache_cases import CACHE_CASES, CacheCase

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cupyfa.oracles import dense, packed
 from cupyfa.oracles.packed import sequences
-from cupyfa.testing.cases import DTYPES, Case, as_bshd
+from cupyfa.testing.case import DTYPES, Case, as_bshd
 from cupyfa.testing.inputs import random_array
 from cupyfa.testing.packed_cases import PackedCase
 

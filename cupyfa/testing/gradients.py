@@ -12,7 +12,7 @@ from cupyfa.oracles import backward, dense, packed, packed_backward
 from cupyfa.oracles.backward import Gradients
 from cupyfa.testing.backward_cases import BackwardCase
 from cupyfa.testing.canaries import to_numpy
-from cupyfa.testing.cases import Case, as_bshd
+from cupyfa.testing.case import Case, as_bshd
 from cupyfa.testing.packed_cases import PackedCase
 from cupyfa.testing.tolerance import assert_close, score_magnitude
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cupyfa.oracles.kvcache import Places, append
 from cupyfa.oracles.rotary import Rotary
-from cupyfa.testing.cases import DTYPES
+from cupyfa.testing.case import DTYPES
 from cupyfa.testing.inputs import random_array
 
 __all__ = ["CACHE_CASES", "CacheCase"]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cupyfa.oracles.packed import sequences
-from cupyfa.testing.cases import DTYPES, random_bias
+from cupyfa.testing.case import DTYPES, random_bias
 from cupyfa.testing.inputs import random_array
 
 __all__ = ["PACKED_CASES", "PackedCase"]
