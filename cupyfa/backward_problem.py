@@ -9,7 +9,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from cupyfa.checks import OF_OUT, check_devices, check_given, check_output, check_strides, check_unshared, of_lse
+from cupyfa.checks import (
+    OF_OUT,
+    are_apart,
+    check_devices,
+    check_given,
+    check_output,
+    check_strides,
+    check_unshared,
+    of_lse,
+)
 from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Arrays, Operand
 from cupyfa.options import Options
 from cupyfa.problem import Problem
@@ -325,14 +334,8 @@ def check_backward_overlap(problem: BackwardProblem, addresses: BackwardArrays[i
     ValueError
         Naming both arrays.
     """
-    behind = 0
-    spans = [(a + low, a + high) for a, (low, high) in zip(addresses, problem.spans, strict=True) if a]
-    for begin, end in sorted(spans):
-        if begin < behind:
-            break
-        behind = max(behind, end)
-    else:
-        return  # the usual case: each array is behind the one before
+    if are_apart(addresses, problem.spans):
+        return  # the usual case
     placed = [(x, a) for name, x in problem.operands.given().items() if (a := getattr(addresses, name))]
     read = [pair for pair in placed if pair[0].name not in GRADIENTS]
     written = [pair for pair in placed if pair[0].name in GRADIENTS]

@@ -20,6 +20,7 @@ from cupyfa.cache_checks import (
 )
 from cupyfa.cache_options import CacheArrays, CacheOptions
 from cupyfa.checks import (
+    are_apart,
     check_current_device,
     check_devices,
     check_dtypes,
@@ -374,14 +375,8 @@ def check_cache_overlap(problem: CacheProblem, addresses: CacheArrays[int]) -> N
     ValueError
         Naming both arrays.
     """
-    behind = 0
-    spans = [(a + low, a + high) for a, (low, high) in zip(addresses, problem.spans, strict=True) if a]
-    for begin, end in sorted(spans):
-        if begin < behind:
-            break
-        behind = max(behind, end)
-    else:
-        return  # the usual case: each array is behind the one before
+    if are_apart(addresses, problem.spans):
+        return  # the usual case
     placed = [(x, a) for name, x in problem.operands.given().items() if (a := getattr(addresses, name))]
     written = {"out", "lse", *_CACHES} if problem.seqlen_new else {"out", "lse"}
     for n, (operand, address) in enumerate(placed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +16,7 @@ from cupyfa.spec import DType
 __all__ = [
     "MAX_SEQLEN",
     "OF_OUT",
+    "are_apart",
     "check_axes",
     "check_current_device",
     "check_devices",
@@ -245,6 +246,29 @@ def of_lse(shape: tuple[int, ...]) -> str:
         For messages.
     """
     return "(batch, heads_q, seqlen_q)" if len(shape) == 3 else "(heads_q, total_q)"
+
+
+def are_apart(addresses: Iterable[int | None], spans: Iterable[tuple[int, int]]) -> bool:
+    """Return whether arrays are behind each other, so that none of them can share memory with another.
+
+    Parameters
+    ----------
+    addresses : iterable of int or None
+        Of their first elements; None or 0 for an array that has none.
+    spans : iterable of tuple of int
+        `Operand.span` of each.
+
+    Returns
+    -------
+    bool
+        False also for interleaved slices of one buffer, which `check_unshared` tells apart.
+    """
+    behind = 0
+    for begin, end in sorted((a + low, a + high) for a, (low, high) in zip(addresses, spans, strict=True) if a):
+        if begin < behind:
+            return False
+        behind = max(behind, end)
+    return True
 
 
 def check_unshared(output: Operand, address: int, others: Sequence[tuple[Operand, int]]) -> None:
