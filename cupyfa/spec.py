@@ -61,14 +61,39 @@ def _render(value: object) -> str:
     return str(value)
 
 
-def _render_all(spec: FwdSpec | DecodeSpec | BwdSpec | PostprocessSpec) -> str:
-    """Return a spec in C++."""
-    fields = ", ".join(f".{f.name}={_render(getattr(spec, f.name))}" for f in dataclasses.fields(spec))
-    return f"cupyfa::{type(spec).__name__}{{{fields}}}"
+@dataclasses.dataclass(frozen=True)
+class _Template:
+    """A spec that is the argument of a kernel template."""
+
+    entry: ClassVar[str]
+    arch: ClassVar[str] = "sm_90a"
+    kernel: ClassVar[str]
+    traits: ClassVar[str]
+
+    @property
+    def template_argument(self) -> str:
+        """The spec as a C++ expression."""
+        fields = ", ".join(f".{f.name}={_render(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"cupyfa::{type(self).__name__}{{{fields}}}"
+
+    @property
+    def name_expression(self) -> str:
+        """The kernel's name expression."""
+        return f"cupyfa::{self.kernel}<{self.template_argument}>"
+
+    @property
+    def traits_expression(self) -> str:
+        """The name expression of the kernel's ``KernelTraits`` object."""
+        return f"cupyfa::{self.traits}<{self.template_argument}>"
+
+
+def _head_dims(spec: FwdSpec | DecodeSpec | BwdSpec) -> str:
+    """Return the head dimensions as they are read: one number if they are equal."""
+    return f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}/{spec.head_dim_v}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FwdSpec:
+class FwdSpec(_Template):
     """A Hopper forward kernel.
 
     Attributes
@@ -177,22 +202,8 @@ class FwdSpec:
     setmaxnreg: bool
 
     entry: ClassVar[str] = "hopper/fwd.cu"
-    arch: ClassVar[str] = "sm_90a"
-
-    @property
-    def template_argument(self) -> str:
-        """The spec as a C++ expression."""
-        return _render_all(self)
-
-    @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::hopper::forward<{self.template_argument}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::hopper::forward_traits<{self.template_argument}>"
+    kernel: ClassVar[str] = "hopper::forward"
+    traits: ClassVar[str] = "hopper::forward_traits"
 
     def __str__(self) -> str:
         """Return the spec on one short line, for tables and error messages."""
@@ -206,8 +217,7 @@ class FwdSpec:
         numbers = ("bias_stages", "rescale_threshold", "exp2_fma")
         switches += [f"{name} {getattr(self, name)}" for name in numbers if getattr(self, name)]
         switches += [f"not {name}" for name in ("warp_specialized", "longest_first") if not getattr(self, name)]
-        head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
-        tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
+        tiles = f"{_head_dims(self)} {self.tile_m}x{self.tile_n} stages {self.stages} q_stages {self.q_stages}"
         return f"forward {self.arch} {self.dtype.value} {tiles} {self.scheduler.value} {' '.join(switches)}".rstrip()
 
 
@@ -232,7 +242,7 @@ class PlanSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeSpec:
+class DecodeSpec(_Template):
     """A Hopper decode kernel: few queries over long caches.
 
     Attributes
@@ -279,50 +289,31 @@ class DecodeSpec:
     alibi: bool
 
     entry: ClassVar[str] = "hopper/decode.cu"
-    arch: ClassVar[str] = "sm_90a"
-
-    @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::hopper::decode_attention<{_render_all(self)}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::hopper::decode_traits<{_render_all(self)}>"
+    kernel: ClassVar[str] = "hopper::decode_attention"
+    traits: ClassVar[str] = "hopper::decode_traits"
 
     def __str__(self) -> str:
         """Return the spec on one short line."""
-        head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         switches = [name for name in ("softcap", "alibi") if getattr(self, name)]
-        tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.stages} key_groups {self.key_groups}"
+        tiles = f"{_head_dims(self)} {self.tile_m}x{self.tile_n} stages {self.stages} key_groups {self.key_groups}"
         tiles += f" residents {self.residents}"
         return f"decode {self.arch} {self.dtype.value} {tiles} {' '.join(switches)}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfDType:
+class _OfDType(_Template):
     """A kernel of which nothing but the type is chosen."""
 
     dtype: DType
 
-    arch: ClassVar[str] = "sm_90a"
-    kernel: ClassVar[str]
-    what: ClassVar[str]
-
     @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::{self.kernel}<{_render(self.dtype)}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::{self.what}_traits<{_render(self.dtype)}>"
+    def template_argument(self) -> str:
+        """The type in C++."""
+        return _render(self.dtype)
 
     def __str__(self) -> str:
         """Return the spec on one short line."""
-        return f"{self.what} {self.arch} {self.dtype.value}"
+        return f"{self.traits.removesuffix('_traits')} {self.arch} {self.dtype.value}"
 
 
 class AppendSpec(_OfDType):
@@ -341,7 +332,7 @@ class AppendSpec(_OfDType):
 
     entry: ClassVar[str] = "append.cu"
     kernel: ClassVar[str] = "append_kv"
-    what: ClassVar[str] = "append"
+    traits: ClassVar[str] = "append_traits"
 
 
 class CombineSpec(_OfDType):
@@ -360,11 +351,11 @@ class CombineSpec(_OfDType):
 
     entry: ClassVar[str] = "combine.cu"
     kernel: ClassVar[str] = "combine"
-    what: ClassVar[str] = "combine"
+    traits: ClassVar[str] = "combine_traits"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BwdSpec:
+class BwdSpec(_Template):
     """A Hopper kernel of gradients: dK and dV of a key tile, and its part of dQ.
 
     Attributes
@@ -415,24 +406,14 @@ class BwdSpec:
     setmaxnreg: bool
 
     entry: ClassVar[str] = "hopper/bwd.cu"
-    arch: ClassVar[str] = "sm_90a"
-
-    @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::hopper::backward<{_render_all(self)}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::hopper::backward_traits<{_render_all(self)}>"
+    kernel: ClassVar[str] = "hopper::backward"
+    traits: ClassVar[str] = "hopper::backward_traits"
 
     def __str__(self) -> str:
         """Return the spec on one short line."""
-        head_dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         names = ("causal", "window", "softcap", "alibi", "partial", "deterministic", "setmaxnreg")
         switches = [name for name in names if getattr(self, name)]
-        tiles = f"{head_dim} {self.tile_m}x{self.tile_n} stages {self.q_stages}, {self.dout_stages}"
+        tiles = f"{_head_dims(self)} {self.tile_m}x{self.tile_n} stages {self.q_stages}, {self.dout_stages}"
         return f"backward {self.arch} {self.dtype.value} {tiles} {' '.join(switches)}".rstrip()
 
 
@@ -452,11 +433,11 @@ class PreprocessSpec(_OfDType):
 
     entry: ClassVar[str] = "bwd_preprocess.cu"
     kernel: ClassVar[str] = "preprocess"
-    what: ClassVar[str] = "preprocess"
+    traits: ClassVar[str] = "preprocess_traits"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PostprocessSpec:
+class PostprocessSpec(_Template):
     """Compile key of the kernel that rounds sums of gradients.
 
     Attributes
@@ -479,17 +460,8 @@ class PostprocessSpec:
     tile_m: int
 
     entry: ClassVar[str] = "bwd_postprocess.cu"
-    arch: ClassVar[str] = "sm_90a"
-
-    @property
-    def name_expression(self) -> str:
-        """The kernel's name expression."""
-        return f"cupyfa::postprocess<{_render_all(self)}>"
-
-    @property
-    def traits_expression(self) -> str:
-        """The name expression of the kernel's ``KernelTraits`` object."""
-        return f"cupyfa::postprocess_traits<{_render_all(self)}>"
+    kernel: ClassVar[str] = "postprocess"
+    traits: ClassVar[str] = "postprocess_traits"
 
     def __str__(self) -> str:
         """Return the spec on one short line."""
