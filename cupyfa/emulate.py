@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from cupyfa._launch import ForwardLauncher, Function, TensorMapGeometry, unpack_traits
+from cupyfa._launch import ForwardLauncher, Function, unpack_traits
 from cupyfa.compiler import compile_ptx
 from cupyfa.copies import Copy, plan_copies, with_copies
+from cupyfa.emulate_stage import Stage, check_numpy, launch_stages, tensor_maps
 from cupyfa.emulator import EmulatedDevice, EmulatedKernel, Run
-from cupyfa.errors import type_name
 from cupyfa.operand import Addresses, Arrays, Layout, Operand, host_addresses
 from cupyfa.options import Options, WindowSize, check_options
 from cupyfa.packing import Packing
 from cupyfa.plan import fill_without_keys, plan_forward
 from cupyfa.problem import Problem, check_alignment, check_overlap
 from cupyfa.select import H200, Config, Device, Selection, select
-from cupyfa.spec import FwdSpec, PlanSpec, Spec
+from cupyfa.spec import PlanSpec, Spec
 
 __all__ = [
     "ARCHITECTURES",
@@ -35,33 +35,12 @@ __all__ = [
     "kernel_of",
     "prepare",
     "prepare_arrays",
-    "ran_clean",
 ]
 
 #: Architecture -> the device that stands for it.
 ARCHITECTURES: dict[str, Device] = {"sm_90a": H200}
 
 _NAN = 0xFF  # each byte of one, in both formats: what the kernel leaves out of a copy shows
-
-#: Specs whose kernel has run in this process with all checks, and of those, the ones in which something was found.
-_ran: set[FwdSpec] = set()
-_found: set[FwdSpec] = set()
-
-
-def ran_clean(spec: FwdSpec) -> bool:
-    """Return whether a spec's kernel has run here under the emulator, each time clean.
-
-    Parameters
-    ----------
-    spec : FwdSpec
-        The compile key.
-
-    Returns
-    -------
-    bool
-        :func:`cupyfa.explain` calls that *emulated*.
-    """
-    return spec in _ran and spec not in _found
 
 
 @functools.cache
@@ -184,8 +163,7 @@ class Prepared:
         kernel : EmulatedKernel, optional
             Another one in its place: a mutant.
         **options
-            As for :meth:`cupyfa.emulator.EmulatedKernel.launch`: ``policy``, ``seed`` and others. But
-            ``strict_warpgroup`` is True unless it is given: each warp of our kernels waits and releases for itself.
+            As for :meth:`cupyfa.emulate_stage.Stage.launch`: ``policy``, ``seed`` and others.
 
         Returns
         -------
@@ -194,8 +172,7 @@ class Prepared:
         """
         if self.kernel is None or self.launcher is None:
             fill_without_keys(self.out, self.lse, self.sink)
-            policy, seed = options.get("policy", "eager"), options.get("seed", 0)
-            return Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
+            return launch_stages((), self.selection.spec.arch, **options)
         for copy, matrix, memory in self.copied:
             if copy.name == "out":
                 memory[...] = _NAN
@@ -205,23 +182,12 @@ class Prepared:
             run = self.planning.launch(**options)
             if run.verdict != "clean":
                 return run
-        geometry = self.launcher.geometry
         self.counter[...] = 0  # a run that was stopped, or a mutant, may have left it elsewhere
-        run = (kernel or self.kernel).launch(
-            grid=geometry.grid,
-            block=geometry.threads,
-            cluster=geometry.cluster_size,
-            shared=geometry.shared_bytes,
-            params=self.params,
-            **{"strict_warpgroup": True, **options},
-        )
+        stage = Stage(self.selection.spec, self.kernel, self.launcher.geometry, self.params)
+        run = stage.launch(kernel, **options)
         for copy, matrix, memory in self.copied:
             if copy.name == "out":
                 copy.write(matrix, memory)
-        if kernel is None and options.get("checks", True):
-            _ran.add(self.selection.spec)
-            if run.verdict != "clean":
-                _found.add(self.selection.spec)
         return run
 
 
@@ -298,9 +264,7 @@ def prepare_arrays(
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"attention: arch is {arch!r}; kernels exist for {', '.join(ARCHITECTURES)}")
-    for name, x in zip(arrays._fields, arrays, strict=True):
-        if not isinstance(x, np.ndarray) and not (x is None and name not in ("q", "k", "v")):
-            raise TypeError(f"attention: {name} is a {type_name(type(x))}; the emulator needs a numpy.ndarray")
+    check_numpy(arrays._asdict(), ("q", "k", "v"))
     device = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
     # Device 0: the rules for arrays on a GPU hold.
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
@@ -338,16 +302,6 @@ def prepare_arrays(
     readable = with_copies(problem, copies)
     launcher = plan_forward(readable, traits, Function(0), device)
 
-    def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
-        return emulated.tensor_map(
-            address,
-            dtype=geometry.dtype,
-            shape=geometry.shape,
-            strides=geometry.strides,
-            box=(*geometry.box, *[1] * (len(geometry.shape) - 2)),
-            swizzle=geometry.swizzle,
-        )
-
     at_counter = emulated.register(counter, name="tile_counter") if traits["dynamic"] else 0
     planning, at_plan = None, 0
     if problem.planned:
@@ -357,7 +311,7 @@ def prepare_arrays(
         plan_kernel, plan_traits = kernel_of(PlanSpec())
         to_plan = packing.pack(addresses, at_plan)
         planning = Planning(plan_kernel.on(emulated), plan_traits["threads"], to_plan, plan)
-    params = launcher.pack(tensor_map, addresses, at_counter, at_plan)
+    params = launcher.pack(tensor_maps(emulated), addresses, at_counter, at_plan)
     return Prepared(
         problem, selection, kernel.on(emulated), launcher, params, out, lse, sink, counter, planning, copied
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa._launch import TensorMapGeometry
 from cupyfa.backward_plan import plan_with_copies
 from cupyfa.backward_problem import (
     GRADIENTS,
@@ -21,7 +20,7 @@ from cupyfa.backward_problem import (
 from cupyfa.backward_select import BackwardSelection, backward_config, select_backward
 from cupyfa.copies import Copy
 from cupyfa.emulate import ARCHITECTURES, is_aligned, kernel_of
-from cupyfa.emulate_stage import Stage
+from cupyfa.emulate_stage import Stage, launch_stages, tensor_maps
 from cupyfa.emulator import EmulatedDevice, Run
 from cupyfa.operand import Operand
 from cupyfa.options import Options
@@ -70,14 +69,9 @@ class PreparedBackward:
         for copy, memory in self.copies:
             if copy.name not in GRADIENTS:
                 copy.read(getattr(self.arrays, copy.name), memory)
-        policy, seed = options.get("policy", "eager"), options.get("seed", 0)
-        run = Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
-        for stage in self.stages:
-            run = stage.launch(**options)
-            if run.verdict != "clean":
-                return run
+        run = launch_stages(self.stages, self.selection.spec.arch, **options)
         for copy, memory in self.copies:
-            if copy.name in GRADIENTS:
+            if copy.name in GRADIENTS and run.verdict == "clean":
                 copy.write(getattr(self.arrays, copy.name), memory)
         return run
 
@@ -139,17 +133,7 @@ def prepare(
         name: device.register(x, name=f"copy of {name}", writable=name in GRADIENTS) for name, x in memory.items()
     }
 
-    def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
-        return device.tensor_map(
-            address,
-            dtype=geometry.dtype,
-            shape=geometry.shape,
-            strides=geometry.strides,
-            box=(*geometry.box, 1, 1),
-            swizzle=geometry.swizzle,
-        )
-
-    packed = plan.pack(tensor_map, at, at._replace(**placed), at_workspace)
+    packed = plan.pack(tensor_maps(device), at, at._replace(**placed), at_workspace)
     stages = tuple(
         Stage(spec, kernel_of(spec)[0].on(device), geometry, params)
         for spec, geometry, params in zip(plan.specs, plan.geometries, packed, strict=True)

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa._launch import TensorMapGeometry
 from cupyfa.cache_options import CacheArrays, CacheOptions
 from cupyfa.cache_problem import CacheProblem, check_cache_addresses, check_cache_overlap, with_outputs
 from cupyfa.cache_values import check_length_of_all
 from cupyfa.decode_plan import plan_decode
 from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
 from cupyfa.emulate import ARCHITECTURES, kernel_of
-from cupyfa.emulate_stage import Stage
+from cupyfa.emulate_stage import Stage, check_numpy, launch_stages, tensor_maps
 from cupyfa.emulator import EmulatedDevice, Run
-from cupyfa.errors import type_name
 from cupyfa.operand import Operand
 from cupyfa.plan import fill_without_keys
 from cupyfa.select import Config
@@ -60,13 +58,7 @@ class PreparedCache:
         """
         if self.problem.fills_outputs:
             fill_without_keys(self.arrays.out, self.arrays.lse, self.arrays.sink)
-        policy, seed = options.get("policy", "eager"), options.get("seed", 0)
-        run = Run("nothing to launch", self.selection.spec.arch, policy, seed, (), {})
-        for stage in self.stages:
-            run = stage.launch(**options)
-            if run.verdict != "clean":
-                return run
-        return run
+        return launch_stages(self.stages, self.selection.spec.arch, **options)
 
 
 def prepare(
@@ -100,9 +92,7 @@ def prepare(
     PreparedCache
         Ready to launch.
     """
-    for name, x in zip(arrays._fields, arrays, strict=True):
-        if not isinstance(x, np.ndarray) and not (x is None and name not in _REQUIRED):
-            raise TypeError(f"attention: {name} is a {type_name(type(x))}; the emulator needs a numpy.ndarray")
+    check_numpy(arrays._asdict(), _REQUIRED)
     # Device 0: the rules for arrays on a GPU hold.
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
     problem = CacheProblem.of(operands, options, want_lse=want_lse, current_device=0)
@@ -124,17 +114,7 @@ def prepare(
     workspace = np.empty(plan.workspace_bytes, np.uint8)
     at_workspace = device.register(workspace, name="workspace", writable=True) if workspace.size else 0
 
-    def tensor_map(geometry: TensorMapGeometry, address: int) -> bytes:
-        return device.tensor_map(
-            address,
-            dtype=geometry.dtype,
-            shape=geometry.shape,
-            strides=geometry.strides,
-            box=(*geometry.box, 1, 1),
-            swizzle=geometry.swizzle,
-        )
-
-    packed = plan.pack(tensor_map, at, length or 0, at_workspace)
+    packed = plan.pack(tensor_maps(device), at, length or 0, at_workspace)
     stages = tuple(
         Stage(step.spec, kernel_of(step.spec)[0].on(device), step.geometry, params)
         for step, params in zip(plan.steps, packed, strict=True)

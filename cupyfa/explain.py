@@ -19,9 +19,9 @@ from cupyfa.options import Options, WindowSize, check_options, with_max_seqlen
 from cupyfa.packing import Packing, packed_tiles
 from cupyfa.problem import Problem
 from cupyfa.select import H200, Config, Selection, config_items, select
-from cupyfa.spec import PlanSpec
+from cupyfa.spec import PlanSpec, Spec
 
-__all__ = ["Explanation", "Rung", "explain"]
+__all__ = ["Explanation", "Rung", "compiled_rung", "explain"]
 
 
 class Rung(enum.Enum):
@@ -211,20 +211,31 @@ def explain(
             raise
         return Explanation("cuda", problem, selection, rung=Rung.SOURCE, note=str(error), **beside)
     traits = unpack_traits(compiled.traits_bytes)
-    return Explanation("cuda", problem, selection, compiled.report, traits, _compiled_rung(selection), **beside)
+    return Explanation("cuda", problem, selection, compiled.report, traits, compiled_rung(selection.spec), **beside)
 
 
-def _compiled_rung(selection: Selection) -> Rung:
-    """Return the rung of a kernel that no GPU has run; whoever has emulated it has imported the emulator."""
-    emulate = sys.modules.get("cupyfa.emulate")
-    return Rung.EMULATED if emulate is not None and emulate.ran_clean(selection.spec) else Rung.SASS
+def compiled_rung(spec: Spec) -> Rung:
+    """Return the rung of a kernel that no GPU has run; whoever has emulated it has imported the emulator.
+
+    Parameters
+    ----------
+    spec : Spec
+        Its compile key.
+
+    Returns
+    -------
+    Rung
+        Emulated or SASS.
+    """
+    stages = sys.modules.get("cupyfa.emulate_stage")
+    return Rung.EMULATED if stages is not None and stages.ran_clean(spec) else Rung.SASS
 
 
 def _explain_gpu(arrays: Arrays[Any], options: Options, config: Config | None) -> Explanation:
     problem, selection, kernel, _, planner, copies, size = prepare_there(arrays, options, config)
     if kernel is None:
         return Explanation("cuda", problem, selection, note="nothing to launch: an axis is empty")
-    rung = Rung.RUN if kernel.function.launched else _compiled_rung(selection)
+    rung = Rung.RUN if kernel.function.launched else compiled_rung(selection.spec)
     return Explanation(
         "cuda",
         problem,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from cupyfa.decode_dispatch import prepare_cache
 from cupyfa.decode_plan import decode_specs, plan_decode
 from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
 from cupyfa.errors import CompileError, type_name
-from cupyfa.explain import Rung
+from cupyfa.explain import Rung, compiled_rung
 from cupyfa.operand import Operand
 from cupyfa.options import WindowSize
 from cupyfa.select import H200, Config
@@ -189,12 +188,6 @@ def explain_kvcache(
             note = str(error)
             continue
         traits[spec] = unpack_traits(compiled.traits_bytes)
-        kernels.append(ExplainedKernel(spec, compiled.report, _rung(spec)))
+        kernels.append(ExplainedKernel(spec, compiled.report, compiled_rung(spec)))
     plan = plan_decode(problem, selection, lambda spec: traits.get(spec) or {"threads": 0, "shared_bytes": 0})
     return CacheExplanation(problem, selection, tuple(kernels), plan.workspace_bytes, note)
-
-
-def _rung(spec: Spec) -> Rung:
-    """Return the rung of a kernel that no GPU has run; whoever has emulated it has imported the emulator."""
-    emulated = sys.modules.get("cupyfa.emulate_stage")
-    return Rung.EMULATED if emulated is not None and emulated.ran_clean(spec) else Rung.SASS
