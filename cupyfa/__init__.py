@@ -13,6 +13,7 @@ from cupyfa.backward import Gradients, attention_backward
 from cupyfa.dispatch import VarlenPlan
 from cupyfa.errors import CompileError, HazardError, LaunchError, UnsupportedError
 from cupyfa.explain import Explanation, explain
+from cupyfa.explain_backward import BackwardExplanation, explain_backward
 from cupyfa.explain_cache import CacheExplanation, explain_kvcache
 from cupyfa.kvcache import attention_with_kvcache
 from cupyfa.merge import merge_states
@@ -25,6 +26,7 @@ from cupyfa.workspace import backward_workspace_size, workspace_size
 
 __all__ = [
     "AttentionResult",
+    "BackwardExplanation",
     "CacheExplanation",
     "CompileError",
     "Explanation",
@@ -43,6 +45,7 @@ __all__ = [
     "attention_with_kvcache",
     "backward_workspace_size",
     "explain",
+    "explain_backward",
     "explain_kvcache",
     "merge_states",
     "page_table_from_csr",

@@ -25,7 +25,14 @@ from cupyfa.copies import Copy
 from cupyfa.errors import HazardError
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.libraries import aligned_geometry, check_numpy, cupy_of, geometry, workspace_memory
+from cupyfa.libraries import (
+    aligned_geometry,
+    check_numpy,
+    cupy_of,
+    geometry,
+    warm_under_capture,
+    workspace_memory,
+)
 from cupyfa.operand import LENGTHS, Operand
 from cupyfa.options import Options
 from cupyfa.oracles import backward, packed_backward
@@ -198,7 +205,8 @@ def _on_gpu(
     parts = {copy.name: memory[copy.begin : copy.end] for copy in prepared.copies}
     for copy in prepared.copies:
         if copy.name not in GRADIENTS:
-            copy.read(getattr(arrays, copy.name), parts[copy.name])
+            with warm_under_capture():
+                copy.read(getattr(arrays, copy.name), parts[copy.name])
     copied = at._replace(**{name: part.data.ptr for name, part in parts.items()})
     packed = prepared.plan.pack(TensorMapGeometry.encode, at, copied, memory.data.ptr)
     stream = cupy.cuda.get_current_stream().ptr
@@ -206,7 +214,8 @@ def _on_gpu(
         launch(kernel.function, launch_geometry, stream, params)
     for copy in prepared.copies:
         if copy.name in GRADIENTS:
-            copy.write(getattr(arrays, copy.name), parts[copy.name])
+            with warm_under_capture():
+                copy.write(getattr(arrays, copy.name), parts[copy.name])
     return arrays
 
 

@@ -5,11 +5,9 @@ The public functions differ in what they take; what becomes of it is decided her
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,10 +16,17 @@ import numpy.typing as npt
 from cupyfa import debug
 from cupyfa._launch import ForwardLauncher
 from cupyfa.copies import Copy, plan_copies, with_copies
-from cupyfa.errors import CompileError, HazardError, type_name
+from cupyfa.errors import HazardError, type_name
 from cupyfa.kernels import Kernel, load
 from cupyfa.lengths import check_lengths
-from cupyfa.libraries import aligned_geometry, check_numpy, cupy_of, geometry, workspace_memory
+from cupyfa.libraries import (
+    aligned_geometry,
+    check_numpy,
+    cupy_of,
+    geometry,
+    warm_under_capture,
+    workspace_memory,
+)
 from cupyfa.operand import LENGTHS, Addresses, Arrays, Operand, host_addresses
 from cupyfa.options import Options
 from cupyfa.oracles import online, packed
@@ -269,7 +274,7 @@ def _launch_in_workspace(
             check_workspace(problem, addresses, memory.data.ptr + used, size - used, (at_plan, plan_bytes))
     parts = {copy.name: memory[copy.begin : copy.end] for copy in copies}
     if copies:
-        with _warm_under_capture():
+        with warm_under_capture():
             for copy in copies:
                 if copy.name != "out":
                     copy.read(getattr(arrays, copy.name), parts[copy.name])
@@ -279,23 +284,8 @@ def _launch_in_workspace(
         planner(addresses, at_plan, stream)
     launcher(addresses, stream, at_plan)
     if "out" in parts:
-        with _warm_under_capture():
+        with warm_under_capture():
             copies[-1].write(out, parts["out"])
-
-
-@contextlib.contextmanager
-def _warm_under_capture() -> Iterator[None]:
-    """Say what to do if CuPy has to load a kernel for a copy where it cannot."""
-    capturing = sys.modules["cupy"].cuda.get_current_stream().is_capturing()
-    try:
-        yield
-    except Exception as error:
-        if not capturing:
-            raise
-        raise CompileError(
-            "attention: q, k, v or out has to be copied, and a stream under capture could not load CuPy's kernel for "
-            "it: make the same call once before the capture"
-        ) from error
 
 
 def _addresses(arrays: Arrays[Any], out: Any, lse: Any) -> Addresses:

@@ -21,7 +21,7 @@ from cupyfa.problem import Problem
 from cupyfa.select import H200, Config, Selection, config_items, select
 from cupyfa.spec import PlanSpec, Spec
 
-__all__ = ["Explanation", "Rung", "compiled_rung", "explain"]
+__all__ = ["Explanation", "Rung", "compiled_rung", "describe", "explain"]
 
 
 class Rung(enum.Enum):
@@ -75,12 +75,7 @@ class Explanation:
     def __str__(self) -> str:
         """Return the explanation as text."""
         p = self.problem
-        lengths = f"seqlen {p.seqlen_q} x {p.seqlen_k}" if p.packed is None else f"{p.seqlen_q} x {p.seqlen_k} rows"
-        lines = [
-            f"attention {p.dtype.value}: {'batch' if p.packed is None else 'packed sequences'} {p.batch}, {lengths}, "
-            f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}"
-            f"{f'/{p.head_dim_v}' if p.head_dim_v != p.head_dim else ''}{_options_of(p)}"
-        ]
+        lines = [f"attention {describe(p)}"]
         if self.selection is None:
             return "\n".join([*lines, f"runs    {self.note}"])
         lines.append(f"kernel  {self.selection.spec}")
@@ -251,6 +246,28 @@ def _explain_gpu(arrays: Arrays[Any], options: Options, config: Config | None) -
 
 def _names(copies: tuple[Copy, ...]) -> tuple[str, ...]:
     return tuple(copy.name for copy in copies)
+
+
+def describe(problem: Problem) -> str:
+    """Return a problem on one line.
+
+    Parameters
+    ----------
+    problem : Problem
+        Checked.
+
+    Returns
+    -------
+    str
+        Type, sizes and options.
+    """
+    p, packed = problem, problem.packed is not None
+    lengths = f"{p.seqlen_q} x {p.seqlen_k} rows" if packed else f"seqlen {p.seqlen_q} x {p.seqlen_k}"
+    wide = f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else ""
+    return (
+        f"{p.dtype.value}: {'packed sequences' if packed else 'batch'} {p.batch}, {lengths}, "
+        f"heads {p.heads_q}/{p.heads_kv}, head_dim {p.head_dim}{wide}{_options_of(p)}"
+    )
 
 
 def _options_of(problem: Problem) -> str:

@@ -7,40 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa._launch import unpack_traits
 from cupyfa.cache_options import CacheArrays, check_cache_length, check_cache_options
 from cupyfa.cache_problem import CacheProblem
-from cupyfa.compiler import PtxasReport, compile_offline
 from cupyfa.decode_dispatch import prepare_cache
 from cupyfa.decode_plan import decode_specs, plan_decode
 from cupyfa.decode_select import DecodeSelection, decode_config, select_decode
-from cupyfa.errors import CompileError, type_name
-from cupyfa.explain import Rung, compiled_rung
+from cupyfa.errors import type_name
+from cupyfa.explained import ExplainedKernel, explain_loaded, explain_offline
 from cupyfa.operand import Operand
 from cupyfa.options import WindowSize
 from cupyfa.select import H200, Config
-from cupyfa.spec import Spec
 
-__all__ = ["CacheExplanation", "ExplainedKernel", "explain_kvcache"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ExplainedKernel:
-    """A kernel of the call.
-
-    Attributes
-    ----------
-    spec : Spec
-        Its compile key.
-    ptxas : PtxasReport or None
-        Registers, spills and advisories; None if it was not compiled, or the report is lost.
-    rung : Rung
-        What has been shown about it.
-    """
-
-    spec: Spec
-    ptxas: PtxasReport | None
-    rung: Rung
+__all__ = ["CacheExplanation", "explain_kvcache"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +59,7 @@ class CacheExplanation:
             clusters = f", merged by clusters of {s.cluster}" if s.cluster > 1 else ""
             lines.append(f"splits  {s.splits}{clusters}: {s.reason}")
         for kernel in self.kernels:
-            lines.append(f"kernel  {kernel.spec}")
-            if kernel.ptxas is not None:
-                lines.append(f"        registers {kernel.ptxas.registers}; spills {kernel.ptxas.spill_bytes} bytes")
-            lines.append(f"        {kernel.rung.value}")
+            lines += kernel.lines()
         if self.workspace_bytes:
             lines.append(f"memory  {self.workspace_bytes} bytes of workspace, for the parts of splits")
         return "\n".join([*lines, f"note    {self.note}"] if self.note else lines)
@@ -160,12 +135,8 @@ def explain_kvcache(
     )  # fmt: skip
     if arch is None and not isinstance(q, np.ndarray):
         prepared = prepare_cache(arrays, options, False, config)
-        explained = tuple(
-            ExplainedKernel(kernel.spec, kernel.ptxas, Rung.RUN if kernel.function.launched else Rung.SASS)
-            for kernel in prepared.kernels
-        )
         size = 0 if prepared.plan is None else prepared.plan.workspace_bytes
-        return CacheExplanation(prepared.problem, prepared.selection, explained, size)
+        return CacheExplanation(prepared.problem, prepared.selection, explain_loaded(prepared.kernels), size)
     for name, x in zip(arrays._fields, arrays, strict=True):
         if not hasattr(x, "strides") and not (x is None and name not in ("q", "k_cache", "v_cache")):
             raise TypeError(f"explain: {name} is a {type_name(type(x))}; it must be a numpy.ndarray or a cupy.ndarray")
@@ -177,17 +148,6 @@ def explain_kvcache(
         note = "on the CPU: NumPy arrays are computed by the oracle cupyfa.oracles.kvcache"
         return CacheExplanation(problem, note=note)
     selection = select_decode(problem, H200, items)
-    kernels, traits, note = [], {}, ""
-    for spec in decode_specs(problem, selection):
-        try:
-            compiled = compile_offline(spec)
-        except CompileError as error:
-            if error.spec is not None:  # the kernel is at fault, not the installation
-                raise
-            kernels.append(ExplainedKernel(spec, None, Rung.SOURCE))
-            note = str(error)
-            continue
-        traits[spec] = unpack_traits(compiled.traits_bytes)
-        kernels.append(ExplainedKernel(spec, compiled.report, compiled_rung(spec)))
-    plan = plan_decode(problem, selection, lambda spec: traits.get(spec) or {"threads": 0, "shared_bytes": 0})
-    return CacheExplanation(problem, selection, tuple(kernels), plan.workspace_bytes, note)
+    offline = explain_offline(decode_specs(problem, selection))
+    plan = plan_decode(problem, selection, offline.traits)
+    return CacheExplanation(problem, selection, offline.kernels, plan.workspace_bytes, offline.note)

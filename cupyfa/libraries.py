@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from cupyfa.errors import type_name
+from cupyfa.errors import CompileError, type_name
 from cupyfa.operand import TMA_ALIGNMENT, Geometry
 
-__all__ = ["aligned_geometry", "check_arrays", "check_numpy", "cupy_of", "geometry", "workspace_memory"]
+__all__ = [
+    "aligned_geometry",
+    "check_arrays",
+    "check_numpy",
+    "cupy_of",
+    "geometry",
+    "warm_under_capture",
+    "workspace_memory",
+]
 
 _MATRICES = frozenset("qkv")
 
@@ -158,3 +168,29 @@ def workspace_memory(size: int, workspace: Any) -> Any:
     if workspace.data.device_id != cupy.cuda.runtime.getDevice() or workspace.data.ptr % 16:
         raise ValueError("attention: workspace must be on the current device, at a multiple of 16 bytes")
     return workspace
+
+
+@contextlib.contextmanager
+def warm_under_capture() -> Iterator[None]:
+    """Say what to do if CuPy has to load a kernel for a copy where it cannot.
+
+    Yields
+    ------
+    None
+        To who copies what TMA cannot take where it is.
+
+    Raises
+    ------
+    CompileError
+        In place of what CuPy raised, if the current stream is under capture.
+    """
+    capturing = sys.modules["cupy"].cuda.get_current_stream().is_capturing()
+    try:
+        yield
+    except Exception as error:
+        if not capturing:
+            raise
+        raise CompileError(
+            "attention: an array has to be copied because TMA cannot take it where it is, and a stream under capture "
+            "could not load CuPy's kernel for it: make the same call once before the capture"
+        ) from error

@@ -7,34 +7,16 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-import numpy as np
-
+from cupyfa.backward_shapes import specs_of_backward_call
 from cupyfa.cache_shapes import specs_of_cache_call
+from cupyfa.call_shapes import options_and_operands
 from cupyfa.kernels import load
-from cupyfa.operand import Arrays, Operand
-from cupyfa.options import check_max_seqlen, check_options, with_max_seqlen
+from cupyfa.operand import Arrays
 from cupyfa.problem import Problem
 from cupyfa.select import Config, Device, select
 from cupyfa.spec import PlanSpec, Spec
 
 __all__ = ["warmup"]
-
-_ARGUMENTS = (
-    "q",
-    "k",
-    "v",
-    "dtype",
-    "sink",
-    "alibi_slopes",
-    "bias",
-    "bias_dtype",
-    "seqused_q",
-    "seqused_k",
-    "sequences",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "config",
-)
 
 
 def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, progress: bool = True) -> list[Spec]:
@@ -52,7 +34,8 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
         ``sequences`` says how many there will be; any other number needs the same kernels. For
         :func:`cupyfa.attention_with_kvcache` there are ``k_cache``, ``v_cache`` if it is not as long, and the shapes
         ``page_table``, ``k`` and ``v`` or ``cache_batch_idx=True`` as far as the call has them; rotary tables and
-        lengths do not matter.
+        lengths do not matter. For :func:`cupyfa.attention_backward` and its packed sibling there are the shape ``dout``
+        beside what the forward call has, and ``deterministic``; a ``dlse`` and the gradients do not matter.
     workers : int, optional
         How many kernels are compiled at a time; by default as many as there are processors.
     progress : bool
@@ -60,15 +43,15 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
 
     Returns
     -------
-    list of FwdSpec and PlanSpec
+    list of Spec
         The kernels that are warm now, each once.
 
     Raises
     ------
     TypeError, ValueError
-        A call has an argument that ``attention`` does not take, or would refuse.
+        A call has an argument that the function does not take, or would refuse.
     UnsupportedError, CompileError
-        As for ``attention``. What was compiled before stays warm.
+        As for the calls. What was compiled before stays warm.
 
     Examples
     --------
@@ -79,6 +62,10 @@ def warmup(calls: Iterable[Mapping[str, Any]], *, workers: int | None = None, pr
     >>> warmup(calls)  # doctest: +SKIP
     warmup: 100%|██████████| 1/1 [00:02<00:00,  2.13s/kernel]
     [FwdSpec(...)]
+    >>> both = [call | way for call in calls for way in ({}, {"dout": call["q"]})]  # with the gradients
+    >>> warmup(both)  # doctest: +SKIP
+    warmup: 100%|██████████| 6/6 [00:04<00:00,  1.43kernel/s]
+    [FwdSpec(...), PreprocessSpec(...), BwdSpec(...), ...]
     """
     import cupy  # noqa: PLC0415 - imported where a GPU is used
     from tqdm import tqdm  # noqa: PLC0415
@@ -103,36 +90,10 @@ def _specs(number: int, call: Mapping[str, Any], device: Device) -> tuple[Spec, 
     """Return the kernels of a call."""
     if "k_cache" in call:
         return specs_of_cache_call(number, call, device)
-    options = {name: value for name, value in call.items() if name not in _ARGUMENTS}
-    for name in ("q", "k", "dtype"):
-        if name not in call:
-            raise TypeError(f"warmup: call {number} has no {name}; it needs the shapes q and k, and a dtype")
-    try:
-        checked = check_options(**options)
-    except TypeError as error:
-        if str(error).startswith("attention: "):
-            raise
-        raise TypeError(f"warmup: call {number}: {error}") from None
-    biased = call.get("bias") is not None
-    checked = with_max_seqlen(checked, call.get("max_seqlen_q"), call.get("max_seqlen_k"), biased)
-    shapes = {"q": call["q"], "k": call["k"], "v": call.get("v", call["k"])}
-    operands = {name: Operand.contiguous(name, tuple(shape), call["dtype"], 0) for name, shape in shapes.items()}
-    sequences = check_max_seqlen("sequences", call.get("sequences"))
-    packed = sequences is not None
-    if sequences is not None:
-        for name in ("cu_seqlens_q", "cu_seqlens_k"):
-            operands[name] = Operand.contiguous(name, (sequences + 1,), np.int32, 0)
-    heads = operands["q"].shape[-2] if packed else operands["q"].in_bshd(checked.layout).shape[2]
-    for name in ("sink", "alibi_slopes"):
-        if call.get(name):
-            operands[name] = Operand.contiguous(name, (heads,), np.float32, 0)
-    batch = sequences if sequences is not None else operands["q"].shape[0]
-    for name in ("seqused_q", "seqused_k"):
-        if call.get(name):
-            operands[name] = Operand.contiguous(name, (batch,), np.int32, 0)
-    if biased:
-        operands["bias"] = Operand.contiguous("bias", tuple(call["bias"]), call.get("bias_dtype", np.float32), 0)
-    problem = Problem.from_operands(Arrays(**operands), checked, want_lse=False, current_device=0)
+    if "dout" in call:
+        return specs_of_backward_call(number, call, device)
+    options, operands = options_and_operands(number, call)
+    problem = Problem.from_operands(Arrays(**operands), options, want_lse=False, current_device=0)
     config: Config | None = call.get("config")
     spec = select(problem, device, config).spec
     return (spec, PlanSpec()) if problem.planned else (spec,)

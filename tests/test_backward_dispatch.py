@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from odd_views import ODD_VIEWS, OddView, written
 from test_backward_plan import traits
 
 import cupyfa
-from cupyfa import attention_backward, backward_dispatch, backward_workspace_size
+from cupyfa import attention_backward, backward_dispatch, backward_workspace_size, explain_backward, kernels
 from cupyfa._launch import Function
 from cupyfa.select import H200
 from cupyfa.testing import BackwardCase, Case
@@ -36,6 +37,7 @@ class Gpu:
     def __init__(self) -> None:
         self.launched: list[Any] = []
         self.mapped: list[int] = []
+        self.stream = Stream()
 
     def load(self, spec: Any, device: int) -> Any:
         assert device == 0
@@ -56,7 +58,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     gpu = Gpu()
-    install(monkeypatch)
+    gpu.stream = install(monkeypatch)
     monkeypatch.setattr(backward_dispatch, "load", gpu.load)
     monkeypatch.setattr(backward_dispatch, "launch", gpu.launch)
     monkeypatch.setattr(backward_dispatch, "TensorMapGeometry", gpu)
@@ -212,3 +214,43 @@ def test_what_has_no_kernel(gpu: Gpu) -> None:
     for function in (attention_backward, backward_workspace_size):
         with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: no kernel computes the gradients of attention"):
             function(**given, bias=bias)
+
+
+def test_a_cold_kernel_under_capture(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first kernel that is not loaded is named, and what to do; once they are, the same call is captured."""
+    monkeypatch.setattr(backward_dispatch, "load", kernels.load)
+    monkeypatch.setattr(kernels, "_check_installation", lambda: None)
+    gpu.stream.capturing = True
+    message = "is not loaded yet, and a stream under capture cannot load it: call cupyfa.warmup before the capture"
+    for function in (attention_backward, backward_workspace_size, explain_backward):
+        with pytest.raises(cupyfa.CompileError, match=rf"^preprocess sm_90a float16 {re.escape(message)}$"):
+            function(**there())
+    shown = explain_backward(**CASE.make_arrays(), **CASE.call_options, arch="sm_90a")
+    loaded = {(kernel.spec, 0): gpu.load(kernel.spec, 0) for kernel in shown.kernels}
+    for missing in loaded:
+        monkeypatch.setattr(kernels, "_kernels", {key: x for key, x in loaded.items() if key != missing})
+        with pytest.raises(cupyfa.CompileError, match=rf"^{re.escape(str(missing[0]))} {re.escape(message)}$"):
+            attention_backward(**there())
+    assert gpu.launched == []
+    monkeypatch.setattr(kernels, "_kernels", loaded)
+    attention_backward(**there())
+    assert gpu.launched == KERNELS
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize(("name", "count"), [("dout", 0), ("dk", 4)])
+def test_a_copy_whose_kernel_does_not_load(name: str, count: int, capturing: bool, gpu: Gpu) -> None:
+    class Cold(Array):
+        def view(self, dtype: Any) -> Array:
+            raise RuntimeError("cold")
+
+    given = there(WHOLE)
+    given |= outputs(given)
+    odd = ODD_VIEWS[0]
+    given[name] = Cold(odd.holding(np, given[name].host))
+    gpu.stream.capturing = capturing
+    message = r"^attention: an array has to be copied .*: make the same call once before the capture$"
+    expected, match = (cupyfa.CompileError, message) if capturing else (RuntimeError, "^cold$")
+    with pytest.raises(expected, match=match):
+        attention_backward(**given)
+    assert len(gpu.launched) == count

@@ -54,7 +54,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "decode_dispatch": {"cache_values", "debug", "emulate_cache", "kernels", "libraries", "oracles"},
     "kvcache": {"attention", "decode_dispatch"},
     "cache_shapes": {"decode_plan"},
-    "explain_cache": {"decode_dispatch", "explain"},
+    "explain_cache": {"decode_dispatch", "explained"},
     "merge": {"attention"},
     "paging": {"errors"},
     "attention": {"dispatch"},
@@ -71,8 +71,12 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "workspace": {"backward_dispatch", "dispatch"},
     "testing": {"oracles", "spec"},
     "explain": {"dispatch"},
+    "explained": {"explain"},
+    "explain_backward": {"backward_dispatch", "explained"},
     "support": {"select"},
-    "warmup": {"cache_shapes", "kernels", "options", "select"},
+    "call_shapes": {"options"},
+    "backward_shapes": {"backward_plan", "call_shapes"},
+    "warmup": {"backward_shapes", "cache_shapes", "kernels", "select"},
     "emulate_command": {"emulate", "testing"},
     "bench": {"__init__", "backward_dispatch", "emulate", "testing"},
     "__main__": {"__init__", "bench", "emulate_command", "explain", "support", "testing"},
@@ -89,7 +93,7 @@ OUTSIDE_OF: dict[str, set[str]] = {
     "spec": set(),
     "errors": set(),
     "sources": set(),
-    "warmup": {"numpy", "tqdm", "cupy"},
+    "warmup": {"tqdm", "cupy"},
 }
 STANDARD = sys.stdlib_module_names | {"libc", "libcpp", "cpython", "cython"}
 
