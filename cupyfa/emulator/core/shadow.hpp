@@ -51,7 +51,8 @@ struct Conflict {
 class Shadow {
  public:
   /// `initialised`: memory that has values from the start.
-  explicit Shadow(uint32_t bytes, bool initialised = false) : granules_(bytes / 16 + 1), initialised_(initialised) {}
+  explicit Shadow(uint32_t bytes, bool initialised = false)
+      : pages_(bytes / 16 / page_granules + 1), initialised_(initialised) {}
 
   /// Calls found(Conflict) for every conflict of the read of [begin, end).
   template <class F>
@@ -109,10 +110,16 @@ class Shadow {
     std::unique_ptr<std::array<Cell, 16>> bytes;
   };
 
+  /// A workspace is large, and each CTA has a shadow of all of it, of which it touches little.
+  static constexpr uint32_t page_granules = 256;
+  using Page = std::array<Granule, page_granules>;
+
   template <class F>
   void each(uint32_t begin, uint32_t end, bool merge, F f) {
     for (uint32_t g = begin / 16; 16 * g < end; ++g) {
-      Granule& granule = granules_[g];
+      std::unique_ptr<Page>& page = pages_[g / page_granules];
+      if (!page) page = std::make_unique<Page>();
+      Granule& granule = (*page)[g % page_granules];
       const uint32_t from = std::max(begin, 16 * g) - 16 * g, to = std::min(end, 16 * g + 16) - 16 * g;
       if (!granule.bytes) {
         if (to - from == 16) {
@@ -229,7 +236,7 @@ class Shadow {
     cell.more.reset();
   }
 
-  std::vector<Granule> granules_;
+  std::vector<std::unique_ptr<Page>> pages_;  ///< null: nobody was there
   bool initialised_ = false;
 };
 
