@@ -13,10 +13,11 @@ from cupyfa.oracles.backward import Gradients
 from cupyfa.testing.backward_cases import BackwardCase
 from cupyfa.testing.canaries import to_numpy
 from cupyfa.testing.case import Case, as_bshd
-from cupyfa.testing.packed_cases import PackedCase
 from cupyfa.testing.tolerance import assert_close, score_magnitude
 
-__all__ = ["assert_gradients_close", "expected_gradients"]
+__all__ = ["assert_gradients_close", "expected_gradients", "expected_of"]
+
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 #: What a float32 sum of head_dim products may be off by, in units of the product of the norms; see `assert_lse_close`.
 _OF_A_SUM = 2.0**-21
@@ -41,6 +42,31 @@ def expected_gradients(case: BackwardCase, seed: int = 0) -> tuple[Gradients, Gr
         Of the same arrays, by the plain algorithm at the precision of the kernels.
     floor : Gradients
         That of `assert_close`.
+    """
+    arrays: dict[str, Any] = case.make_arrays(seed)
+    if isinstance(case.forward, Case):
+        arrays |= {name: as_bshd(arrays[name], case.forward.layout) for name in ("dout", "q", "k", "v", "out")}
+    return expected_of(arrays, case.options)
+
+
+def expected_of(arrays: dict[str, Any], options: dict[str, Any]) -> tuple[Gradients, Gradients, Gradients]:
+    """Return what the gradients of some arrays are, and what they may be off by.
+
+    Parameters
+    ----------
+    arrays : dict
+        dout, q, k, v, out, lse; dlse and the lengths of packed sequences, if there are such. Matrices in BSHD order.
+    options : dict
+        The keyword arguments that the oracles take.
+
+    Returns
+    -------
+    reference : Gradients
+        float64.
+    same_precision : Gradients
+        By the plain algorithm at the precision of the kernels.
+    floor : Gradients
+        That of `assert_close`.
 
     Notes
     -----
@@ -54,28 +80,25 @@ def expected_gradients(case: BackwardCase, seed: int = 0) -> tuple[Gradients, Gr
     that P is relative to an lse of scores that err by 2^-21 of `score_magnitude`: for them ``w_i`` is larger by twice
     that magnitude, because ``dP - delta`` may be as large as ``2 w_i``.
     """
-    arrays: dict[str, Any] = case.make_arrays(seed)
-    options = case.options
-    if isinstance(case.forward, Case):
-        arrays |= {name: as_bshd(arrays[name], case.forward.layout) for name in ("dout", "q", "k", "v", "out")}
-    function = packed_backward.attention_backward if case.packed else backward.attention_backward
-    of_sequence: dict[str, Any] = {"of_sequence": backward.same_precision} if case.packed else {}
-    plain = packed_backward.attention_backward if case.packed else backward.same_precision
+    is_packed = "cu_seqlens_q" in arrays
+    function = packed_backward.attention_backward if is_packed else backward.attention_backward
+    of_sequence: dict[str, Any] = {"of_sequence": backward.same_precision} if is_packed else {}
+    plain = packed_backward.attention_backward if is_packed else backward.same_precision
     reference = function(**arrays, **options)
     same_precision = plain(**arrays, **options, **of_sequence)
-    return reference, same_precision, _floor(case, function, arrays, options)
+    return reference, same_precision, _floor(function, arrays, options)
 
 
-def _sum_of_probabilities(case: BackwardCase, arrays: dict[str, Any], options: dict[str, Any]) -> npt.NDArray[Any]:
+def _sum_of_probabilities(arrays: dict[str, Any], options: dict[str, Any]) -> npt.NDArray[Any]:
     """Return ``sum_j P_ij``, the output for values of 1: 0 in rows that see no key, less than 1 with a sink."""
     ones = np.ones((*arrays["v"].shape[:-1], 1))
-    if not isinstance(case.forward, PackedCase):
+    lengths = {name: arrays[name] for name in _LENGTHS if name in arrays}
+    if not lengths:
         return dense.attention(arrays["q"], arrays["k"], ones, **options)[0]
-    lengths = case.forward.lengths
     return packed.attention(arrays["q"], arrays["k"], ones, **lengths, **options, of_sequence=dense.attention)[0]
 
 
-def _floor(case: BackwardCase, function: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Gradients:
+def _floor(function: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Gradients:
     """Return the floor: gradients of a problem with the same probabilities, and weights in place of dO and dlse."""
     dout, q, k, v = (np.nan_to_num(arrays[name].astype(np.float64)) for name in ("dout", "q", "k", "v"))
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
@@ -99,11 +122,7 @@ def _floor(case: BackwardCase, function: Any, arrays: dict[str, Any], options: d
         "out": np.zeros((*dout.shape[:-1], 1)),
     }
     sums = function(**(arrays | made), **options)
-    dq = (
-        scale
-        * _sum_of_probabilities(case, arrays, options)
-        * (weight * of_query_heads(np.abs(k).max(axis=-1)))[..., None]
-    )
+    dq = scale * _sum_of_probabilities(arrays, options) * (weight * of_query_heads(np.abs(k).max(axis=-1)))[..., None]
     others = [None if x is None else _OF_A_SUM * np.abs(x) for x in (sums.dsink, sums.dbias)]
     return Gradients(_OF_A_SUM * dq, _OF_A_SUM * scale * sums.dv, np.zeros(()), *others)
 

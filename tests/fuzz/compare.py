@@ -33,7 +33,7 @@ def compare(
             special = ~np.isfinite(out.astype(np.float32))
             assert special[must].all(), f"out is finite at {np.argwhere(must & ~special)[0]}, where it sees no number"
             out = np.where(must | (may & special), reference.astype(out.dtype), out)
-        assert_close(out, reference, plain, row_factor=_row_factor(v))
+        assert_close(out, reference, plain, row_factor=row_factor(v))
         if lse is not None:
             # Products in an order of their own need not add up as random ones do: each step of 16 may err.
             steps = -(-q.shape[-1] // 16)
@@ -44,7 +44,7 @@ def compare(
             assert_lse_close(lse, reference_lse, score_magnitude=magnitude)
 
 
-def _row_factor(v: Any) -> float | None:
+def row_factor(v: Any) -> float | None:
     """How far beyond the same precision's largest error in a row another one may be; None where that says too little.
 
     Columns that a stride of 0 makes equal have one error between them.

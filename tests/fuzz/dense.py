@@ -30,6 +30,8 @@ _TRIES = 10_000
 _BIASES = ((Bias.NONE, False), *itertools.product((Bias.TILE, Bias.ROW, Bias.GATHER), (False, True)))
 _ROWS = tuple(row for row in CANDIDATES if not row.packed)
 _MAX_BIAS = 2**24  # bytes, with what lies between
+#: By a forward function.
+WRITTEN = ("out", "lse")
 #: Kernels that no row of the table makes.
 _CONFIGS: tuple[dict[str, Any], ...] = (
     {"speculative": False},
@@ -38,6 +40,10 @@ _CONFIGS: tuple[dict[str, Any], ...] = (
     {"tile_m": 64, "setmaxnreg": False},
     {"stages": 1, "q_stages": 1},
 )
+
+
+#: seqlen_q, seqlen_k, batch, heads_kv and query heads to each of them.
+Sizes = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,11 @@ class Shape:
         return None if problem.is_empty else select(problem, H200, dict(self.template.config)).spec
 
 
+def results_of(returned: Any, return_lse: bool) -> dict[str, Any]:
+    """What a forward function has returned, by the names of the outputs."""
+    return dict(zip(WRITTEN, returned, strict=True)) if return_lse else {"out": returned}
+
+
 @dataclass(frozen=True)
 class DenseProblem:
     """A call with all that makes it."""
@@ -176,6 +187,7 @@ class DenseProblem:
     return_lse: bool
 
     function = staticmethod(cupyfa.attention)
+    written = WRITTEN
 
     @property
     def problem(self) -> Problem:
@@ -210,8 +222,13 @@ class DenseProblem:
         made = self.values.make({name: place.shape for name, place in self.places.items()}, self.shape.dtypes())
         return {name: place.fill(made[name]) for name, place in self.places.items()}
 
-    def check(self, arrays: dict[str, Any], out: Any, lse: Any, *, by_kernel: bool) -> None:
+    def results(self, returned: Any) -> dict[str, Any]:
+        """What the function has returned."""
+        return results_of(returned, self.return_lse)
+
+    def check(self, arrays: dict[str, Any], results: dict[str, Any], *, by_kernel: bool) -> None:
         """Hold outputs to the oracles."""
+        out, lse = results["out"], results.get("lse")
         matrices = [as_bshd(x, self.shape.layout) for x in (arrays["q"], arrays["k"], arrays["v"], out)]
         options = self.shape.options | {name: arrays[name] for name in self.shape.of_scores}
         tile = (self.spec.tile_m, self.spec.tile_n) if by_kernel and self.spec else None
@@ -223,7 +240,7 @@ def draw_templates(choice: random.Random, count: int) -> dict[FwdSpec, Template]
     found: dict[FwdSpec, Template] = {}
     while len(found) < count:
         row = _ROWS[len(found) % len(_ROWS)]
-        template = draw_template(choice, row)
+        template = draw_template(choice, row.head_dim, row.head_dim_v)
         shape = draw_shape(choice, template)
         spec = shape.spec()
         if spec is not None and spec.bias is template.bias and _row_of(shape) is row:
@@ -236,18 +253,20 @@ def _row_of(shape: Shape) -> Candidate:
     return next(row for row in CANDIDATES if row.objection(problem) is None)
 
 
-def draw_template(choice: random.Random, row: Candidate) -> Template:
+def draw_template(choice: random.Random, widest: int, widest_v: int) -> Template:
+    """Draw what decides about a kernel, of a row of the table that is for head dimensions of up to these."""
+
     def chance(probability: float) -> bool:
         return choice.random() < probability
 
-    head_dim = row.head_dim - 32 * choice.randrange(2)
+    head_dim = widest - 32 * choice.randrange(2)
     bias, bias_float32 = choice.choice(_BIASES)
     mask = choice.choice(("none", "causal", "causal", "left", "right", "both", "both"))
     return Template(
         dtype=choice.choice(tuple(_DTYPES)),
         head_dim=head_dim,
-        head_dim_v=choice.randrange(32, row.head_dim_v + 1, 32) if chance(0.2) else min(head_dim, row.head_dim_v),
-        long=chance(0.5 if row.head_dim == 64 else 0.03),
+        head_dim_v=choice.randrange(32, widest_v + 1, 32) if chance(0.2) else min(head_dim, widest_v),
+        long=chance(0.5 if widest == 64 else 0.03),
         left=mask in ("left", "both"),
         right=mask in ("causal", "right", "both"),
         softcap=chance(0.25),
@@ -322,9 +341,10 @@ def draw_bias_shape(choice: random.Random, bias: Bias, sizes: tuple[int, int, in
     return tuple(shape)
 
 
-def draw_shape(choice: random.Random, template: Template) -> Shape:
+def draw_shape(choice: random.Random, template: Template, draw_sizes: Callable[..., Sizes] | None = None) -> Shape:
+    """Draw sizes and options, of which the kernel of a template is likely the kernel."""
     causal = template.right and (not template.left or choice.random() < 0.4)
-    seqlen_q, seqlen_k, batch, heads_kv, ratio = _draw_sizes(choice, template.long)
+    seqlen_q, seqlen_k, batch, heads_kv, ratio = (draw_sizes or _draw_sizes)(choice, template.long)
     window = tuple(
         _draw_side(choice, seqlen_k, bounded and not (causal and right))
         for right, bounded in enumerate((template.left, template.right))
@@ -352,19 +372,18 @@ def draw_shape(choice: random.Random, template: Template) -> Shape:
     )
 
 
-def _draw_sizes(choice: random.Random, long: bool) -> tuple[int, int, int, int, int]:
-    """seqlen_q, seqlen_k, batch, heads_kv and query heads to each of them."""
+def _draw_sizes(choice: random.Random, long: bool) -> Sizes:
     if long:
-        return choice.randint(1025, 1200), choice.choice((_draw_length(choice), choice.randint(1028, 1300))), 1, 1, 1
+        return choice.randint(1025, 1200), choice.choice((draw_length(choice), choice.randint(1028, 1300))), 1, 1, 1
     if choice.random() < 0.1:  # more tiles than multiprocessors
         short = choice.randint(1, 60), choice.randint(1, 60)
         return *short, choice.randint(3, 10), choice.randint(3, 8), choice.randint(3, 8)
-    sizes = _draw_length(choice), _draw_length(choice)
+    sizes = draw_length(choice), draw_length(choice)
     batch = 0 if choice.random() < 0.01 else choice.randint(1, 3)
     return *sizes, batch, choice.randint(1, 4), choice.choice((1, 1, 2, 3, 4, 7, 8))
 
 
-def _draw_length(choice: random.Random) -> int:
+def draw_length(choice: random.Random) -> int:
     kind = choice.random()
     if kind < 0.1:
         return choice.choice((0, 1, 1, 1, 2, 3))

@@ -70,6 +70,7 @@ class LengthsProblem:
 
     packed_function = staticmethod(cupyfa.attention_varlen)
     used_function = staticmethod(cupyfa.attention)
+    written = dense.WRITTEN
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -119,9 +120,13 @@ class LengthsProblem:
         made = self.values.make(others, self.shape.dtypes()) | lengths
         return {name: place.fill(made[name]) for name, place in self.places.items()}
 
-    def check(self, arrays: dict[str, Any], out: Any, lse: Any, *, by_kernel: bool) -> None:
+    def results(self, returned: Any) -> dict[str, Any]:
+        """What the function has returned."""
+        return dense.results_of(returned, self.return_lse)
+
+    def check(self, arrays: dict[str, Any], results: dict[str, Any], *, by_kernel: bool) -> None:
         """Hold the outputs of each sequence to the oracles, and those of no sequence to what they must be."""
-        q, k, v = (arrays[name] for name in "qkv")
+        q, k, v, out, lse = (*(arrays[name] for name in "qkv"), results["out"], results.get("lse"))
         tile = (self.spec.tile_m, self.spec.tile_n) if by_kernel and self.spec else None
         lengths = {name: arrays.get(name) for name in _LENGTHS}
         if self.sequences.packed:
@@ -214,7 +219,7 @@ def draw_templates(choice: random.Random, count: int) -> dict[FwdSpec, dense.Tem
     found: dict[FwdSpec, dense.Template] = {}
     while len(found) < count:
         row = _ROWS[len(found) % len(_ROWS)]
-        template = dense.draw_template(choice, row)
+        template = dense.draw_template(choice, row.head_dim, row.head_dim_v)
         shape, sequences = _draw(choice, template)
         spec = _spec(shape, sequences)
         # A window that hides nothing of the longest sequence may be one to packed arrays: too rarely to be drawn again.

@@ -20,14 +20,13 @@ class Outcome:
     """What is there after a call, on the host: the buffers of the arrays that were passed, and the results."""
 
     buffers: Buffers
-    out: Any
-    lse: Any  # None: was not asked for
+    results: dict[str, Any]
 
 
 def on_numpy(problem: Problem, buffers: Buffers, **more: Any) -> Outcome:
     """By the oracle."""
     after = {name: buffer.copy() for name, buffer in buffers.items()}
-    return Outcome(after, *_call(problem, after, more))
+    return Outcome(after, _call(problem, after, more))
 
 
 def on_emulator(problem: Problem, buffers: Buffers) -> Outcome:
@@ -40,13 +39,13 @@ def on_cuda(problem: Problem, buffers: Buffers) -> Outcome:
     import cupy
 
     there = {name: cupy.asarray(buffer) for name, buffer in buffers.items()}
-    out, lse = _call(problem, there, {})
+    results = _call(problem, there, {})
     stream, begin = cupy.cuda.get_current_stream(), time.monotonic()
     while not stream.done:
         if time.monotonic() - begin > _PATIENCE:
             raise TimeoutError(f"the kernel hangs: not finished after {_PATIENCE:g} s")
     after = {name: buffer.get() for name, buffer in there.items()}
-    return Outcome(after, out.get(), None if lse is None else lse.get())
+    return Outcome(after, {name: x.get() for name, x in results.items()})
 
 
 MACHINES: dict[str, Callable[[Problem, Buffers], Outcome]] = {
@@ -56,11 +55,10 @@ MACHINES: dict[str, Callable[[Problem, Buffers], Outcome]] = {
 }
 
 
-def _call(problem: Problem, buffers: dict[str, Any], more: dict[str, Any]) -> tuple[Any, Any]:
-    """Return out and lse; outputs that were passed have to be the ones that come back."""
+def _call(problem: Problem, buffers: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the outputs; those that were passed have to be the ones that come back."""
     arrays = {name: place.view(buffers[name]) for name, place in problem.places.items()}
-    result = problem.function(**arrays, **problem.options, **more)
-    out, lse = result if problem.options["return_lse"] else (result, arrays.get("lse"))
-    for name, returned in (("out", out), ("lse", lse)):
+    results = problem.results(problem.function(**arrays, **problem.options, **more))
+    for name, returned in results.items():
         assert arrays.get(name, returned) is returned, f"{name} was passed, and another array comes back"
-    return out, lse
+    return {name: arrays[name] for name in problem.written if name in arrays} | results

@@ -20,8 +20,11 @@ class Pool:
     def __init__(self, seed: int, specs: int = SPECS) -> None:
         self.seed = seed
         self._rows = []
+        shares = [generator.share for generator in GENERATORS]
+        ends = [round(specs * end / sum(shares)) for end in itertools.accumulate(shares, initial=0)]
         for number, generator in enumerate(GENERATORS):
-            templates = generator.draw_templates(random.Random(f"templates {seed} {number}"), specs // len(GENERATORS))
+            count = ends[number + 1] - ends[number]
+            templates = generator.draw_templates(random.Random(f"templates {seed} {number}"), count)
             self._rows += [(generator, template, spec) for spec, template in templates.items()]
 
     def __len__(self) -> int:
@@ -88,6 +91,6 @@ def _compare(problem: Problem, before: Buffers, outcome: Outcome, *, by_kernel: 
         after = outcome.buffers[name]
         count = place.changes_outside(before[name], after)
         assert not count, f"{name}: {count} bytes beside it have changed"
-        assert name in ("out", "lse") or (before[name] == after).all(), f"{name} is an input and has changed"
+        assert name in problem.written or (before[name] == after).all(), f"{name} is an input and has changed"
     arrays = {name: place.view(before[name]) for name, place in problem.places.items()}
-    problem.check(arrays, outcome.out, outcome.lse, by_kernel=by_kernel)
+    problem.check(arrays, outcome.results, by_kernel=by_kernel)

@@ -26,7 +26,7 @@ class Values:
 
     kind: str
     amplitude: float  # of q and k
-    amplitude_v: float
+    amplitude_v: float  # and of dout
     special: tuple[str, float] | None  # an array and what one of its elements is
     seed: int
 
@@ -44,7 +44,7 @@ class Values:
             elif self.kind == "sparse":  # small integers, most of them 0: sums are exact, a block left out is gross
                 made[name] = np.trunc(random_array(shape, np.float32, seed, amplitude=1.2)).astype(dtypes[name])
             else:
-                amplitude = self.amplitude_v if name == "v" else self.amplitude
+                amplitude = self.amplitude_v if name in ("v", "dout") else self.amplitude
                 made[name] = random_array(shape, dtypes[name], seed, amplitude=amplitude)
         if self.kind in FINITE and made["k"].size:
             of_batch = [made[name][(None,) * (4 - made[name].ndim)] for name in "qk"]  # packed ones have three axes
