@@ -207,7 +207,7 @@ def _on_gpu(
         if copy.name not in GRADIENTS:
             with warm_under_capture():
                 copy.read(getattr(arrays, copy.name), parts[copy.name])
-    copied = at._replace(**{name: part.data.ptr for name, part in parts.items()})
+    copied = at._replace(**{name: part.data.ptr for name, part in parts.items()}) if parts else at
     packed = prepared.plan.pack(TensorMapGeometry.encode, at, copied, memory.data.ptr)
     stream = cupy.cuda.get_current_stream().ptr
     for kernel, launch_geometry, params in zip(prepared.kernels, prepared.plan.geometries, packed, strict=True):

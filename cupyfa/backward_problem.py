@@ -201,6 +201,14 @@ class BackwardProblem:
         """Bytes from the first element of each array to its ends, in that order; (0, 0) for one that is not there."""
         return tuple((0, 0) if operand is None else operand.span for operand in self.operands)
 
+    @functools.cached_property
+    def alignments(self) -> tuple[int, ...]:
+        """Where each array has to begin, in that order: at multiples of so many bytes, a power of 2."""
+        return tuple(
+            1 if operand is None else TMA_ALIGNMENT if name in _MATRICES else operand.dtype.itemsize
+            for name, operand in zip(BackwardArrays._fields, self.operands, strict=True)
+        )
+
     @property
     def is_empty(self) -> bool:
         """Whether all gradients are 0, or have no elements: there is no row, or no key."""
@@ -305,6 +313,9 @@ def check_backward_alignment(problem: BackwardProblem, addresses: BackwardArrays
     ValueError
         An array that threads read or write where it is does not begin at a multiple of the size of its numbers.
     """
+    beside = [(a or 0) & (step - 1) for a, step in zip(addresses, problem.alignments, strict=True)]
+    if not any(beside):
+        return ()  # the usual case
     unaligned = []
     for name, operand in problem.operands.given().items():
         address = getattr(addresses, name) or 0
@@ -360,6 +371,12 @@ def check_backward_workspace(problem: BackwardProblem, addresses: BackwardArrays
     ValueError
         Naming the other array.
     """
+    end = begin + size
+    for a, (low, high) in zip(addresses, problem.spans, strict=True):
+        if a and a + low < end and begin < a + high:
+            break
+    else:
+        return  # the usual case: nothing lies between its first and its last byte
     memory = Operand.contiguous("workspace", (size,), np.uint8, None)
     others = [(x, a) for name, x in problem.operands.given().items() if (a := getattr(addresses, name))]
     check_unshared(memory, begin, others)
