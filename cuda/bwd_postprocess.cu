@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(postprocess_threads) postprocess(const __grid_
   constexpr int pitch = S.head_dim / 2 + 4;  // words; rows then begin in different banks
   constexpr int groups = S.tile_m / warpgroup_rows * S.head_dim / sum_columns;
   constexpr int own_groups = groups / postprocess_warpgroups;
-  constexpr int together = own_groups < 8 ? own_groups : 8;  // whose loads are in flight at the same time
+  constexpr int together = own_groups % 8 == 0 ? 8 : own_groups % 6 == 0 ? 6 : own_groups;  // loads in flight at a time
   static_assert(own_groups % together == 0);
   extern __shared__ __align__(16) u32 tile[];
   const u32 head_in_all = blockIdx.x / p.tiles, m = blockIdx.x - head_in_all * p.tiles;

@@ -106,7 +106,7 @@ struct DecodeSpec {
 /// The gradients of attention.
 struct BwdSpec {
   DType dtype;          ///< of Q, K, V, dO, P, dS and the gradients
-  int head_dim;         ///< of Q and K, padded to a multiple of 64; TMA fills the rest with zeros
+  int head_dim;         ///< of Q and K, padded to 64, 96 or a larger multiple of 64; TMA fills the rest with zeros
   int head_dim_v;       ///< of V and dO, likewise
   int tile_m;           ///< query rows of one step
   int tile_n;           ///< keys of a CTA: 128, or 64 that warpgroups share
@@ -126,9 +126,8 @@ struct BwdSpec {
   constexpr int consumers() const { return 2; }
   constexpr int threads() const { return warpgroup_threads * (1 + consumers()); }
   constexpr int queries() const { return wide() ? tile_m / consumers() : tile_m; }  ///< of a consumer's scores
-  constexpr int own_columns(int columns) const { return wide() ? columns / consumers() : columns; }
-  // As in FwdSpec; without loops over parts of dQ, the producer warps need fewer.
-  constexpr bool spares() const { return wide() && deterministic; }
+  // As in FwdSpec; where a dQ is added as one, the producer warps need fewer.
+  constexpr bool spares() const { return deterministic && (wide() || head_dim % 64 != 0); }
   constexpr int producer_registers() const { return spares() ? 40 : 24; }
   constexpr int consumer_registers() const { return spares() ? 232 : 240; }
 };

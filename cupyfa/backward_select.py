@@ -24,8 +24,8 @@ class BwdCandidate(NamedTuple):
 
     Attributes
     ----------
-    widest : int
-        Of both head dimensions.
+    head_dim, head_dim_v : int
+        The widest of Q and K, and of V.
     softcap, deterministic : bool
         Whether it has room for the slopes of a softcap, and for a dQ that waits for its turn.
     tile_m, tile_n, q_stages, dout_stages : int
@@ -34,7 +34,8 @@ class BwdCandidate(NamedTuple):
         Why.
     """
 
-    widest: int
+    head_dim: int
+    head_dim_v: int
     softcap: bool
     deterministic: bool
     tile_m: int
@@ -44,9 +45,26 @@ class BwdCandidate(NamedTuple):
     reason: str
 
     @property
-    def panel(self) -> int:
-        """Columns of which head dimensions are filled up to multiples: whole ones for each of those who share them."""
-        return 64 if self.tile_n == _KEYS else 128
+    def widest(self) -> str:
+        """The head dimensions that it takes, as specs write them."""
+        both = self.head_dim == self.head_dim_v
+        return f"d{self.head_dim}" if both else f"d{self.head_dim}/{self.head_dim_v}"
+
+    def columns(self, head_dim: int) -> int:
+        """Return the columns of the tiles of a head dimension: what two warpgroups can share.
+
+        Parameters
+        ----------
+        head_dim : int
+            Of the user's arrays.
+
+        Returns
+        -------
+        int
+            64, or 96 where warpgroups have keys of their own, or a larger multiple of 64.
+        """
+        multiple = 32 if self.tile_n == _KEYS else 64
+        return max(64, -(-head_dim // multiple) * multiple)
 
     def objection(self, problem: BackwardProblem) -> str | None:
         """Return why it is not for a problem.
@@ -62,9 +80,9 @@ class BwdCandidate(NamedTuple):
             None: it is.
         """
         forward = problem.forward
-        widest = max(forward.head_dim, forward.head_dim_v)
-        if widest > self.widest:
-            return f"head_dim {widest} exceeds {self.widest}"
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(forward, name) > getattr(self, name):
+                return f"{name} {getattr(forward, name)} exceeds {getattr(self, name)}"
         if forward.softcap is not None and not self.softcap:
             return "it has no room for the slopes of a softcap"
         if problem.deterministic and not self.deterministic:
@@ -75,11 +93,13 @@ class BwdCandidate(NamedTuple):
 #: In the order of preference; the last one takes every problem. What fits is a matter of registers and shared memory,
 #: which the compiler checks.
 BWD_CANDIDATES = (
-    BwdCandidate(64, False, True, 128, 128, 2, 2, "128 queries a step: fewest bytes of shared memory for a product"),
-    BwdCandidate(64, True, True, 64, 128, 2, 2, "the slopes of 64 queries fit beside the rings"),
-    BwdCandidate(128, False, False, 64, 128, 3, 3, "dK and dV leave registers for 64 queries a step"),
-    BwdCandidate(128, False, True, 64, 128, 2, 2, "a dQ that waits has the room of the third slots"),
-    BwdCandidate(256, True, True, 64, 64, 2, 1, "warpgroups share 64 keys, and have registers for all else"),
+    BwdCandidate(64, 64, False, True, 128, 128, 2, 2, "128 queries a step: least shared memory for a product"),
+    BwdCandidate(64, 64, True, True, 64, 128, 2, 2, "the slopes of 64 queries fit beside the rings"),
+    BwdCandidate(128, 128, False, False, 64, 128, 3, 3, "dK and dV leave registers for 64 queries a step"),
+    BwdCandidate(128, 128, False, True, 64, 128, 2, 2, "a dQ that waits has the room of the third slots"),
+    BwdCandidate(128, 128, True, True, 128, 64, 2, 1, "the slopes leave registers for 64 keys, which warpgroups share"),
+    BwdCandidate(192, 128, False, False, 128, 64, 2, 1, "warpgroups share 64 keys, and 128 queries a step fit"),
+    BwdCandidate(256, 256, True, True, 64, 64, 2, 1, "64 queries a step leave registers and room for all else"),
 )
 
 
@@ -197,8 +217,8 @@ def select_backward(
     heads_per_part, parts = _share(forward.heads_q // forward.heads_kv, key_tiles, device.multiprocessors)
     spec = BwdSpec(
         dtype=forward.dtype,
-        head_dim=-(-forward.head_dim // best.panel) * best.panel,
-        head_dim_v=-(-forward.head_dim_v // best.panel) * best.panel,
+        head_dim=best.columns(forward.head_dim),
+        head_dim_v=best.columns(forward.head_dim_v),
         tile_m=best.tile_m,
         tile_n=best.tile_n,
         q_stages=best.q_stages,

@@ -96,9 +96,7 @@ class BackwardExplanation:
         for row, objection in zip(BWD_CANDIDATES, selection.objections, strict=True):
             mark, reason = ("chosen", row.reason) if row is selection.candidate else ("lost  ", objection)
             tiles = f"{row.tile_m}x{row.tile_n:<3} stages {row.q_stages}, {row.dout_stages}"
-            lines.append(
-                f"{mark}  up to d{row.widest:<3} {tiles}  {reason or 'the row that is chosen comes before it'}"
-            )
+            lines.append(f"{mark}  up to {row.widest:<8} {tiles}  {reason or 'the row that is chosen comes before it'}")
         return lines
 
     def _sharing(self, selection: BackwardSelection) -> str:

@@ -363,7 +363,7 @@ class BwdSpec(_Template):
     dtype : DType
         Of Q, K, V, dO and the gradients; accumulation is float32.
     head_dim, head_dim_v : int
-        Of the tiles of Q and K, and of V and dO: multiples of 64, filled up with zeros by TMA.
+        Of the tiles of Q and K, and of V and dO: 64, 96 or a larger multiple of 64, filled up with zeros by TMA.
     tile_m : int
         Query rows of one step of the mainloop.
     tile_n : int

@@ -258,8 +258,8 @@ def test_what_a_call_with_parts_launches() -> None:
     assert plan.specs == (
         PreprocessSpec(spec.dtype),
         spec,
-        PostprocessSpec(dtype=spec.dtype, head_dim=256, tile_m=64),  # rows of queries
-        PostprocessSpec(dtype=spec.dtype, head_dim=256, tile_m=64),  # and of keys
+        PostprocessSpec(dtype=spec.dtype, head_dim=192, tile_m=64),  # rows of queries
+        PostprocessSpec(dtype=spec.dtype, head_dim=192, tile_m=64),  # and of keys
         PostprocessSpec(dtype=spec.dtype, head_dim=128, tile_m=64),
         SinkSpec(),
     )
@@ -315,7 +315,8 @@ def test_places_in_the_workspace_do_not_overlap(
     [
         ({"head_dim": 64}, 128, 128, (64, 64), 3),
         ({"head_dim": 128, "head_dim_v": 40}, 64, 128, (128, 64), 3),
-        ({"head_dim": 192, "head_dim_v": 128}, 64, 64, (256, 128), 3),
+        ({"head_dim": 192, "head_dim_v": 128}, 64, 64, (192, 128), 3),
+        ({"head_dim": 96, "head_dim_v": 72}, 64, 128, (96, 96), 3),
         ({"head_dim": 256, "softcap": 5.0}, 64, 64, (256, 256), 3),
         ({"head_dim": 64, "heads_kv": 6}, 128, 128, (64, 64), 1),
         ({"head_dim": 256, "heads_kv": 6}, 64, 64, (256, 256), 1),
@@ -347,11 +348,12 @@ def test_every_part_of_dq_has_a_counter(row: BwdCandidate) -> None:
     """A part without one would wait for ever. The kernel checks that none is smaller than what has one here."""
     assert "static_assert(DqPart<S>::columns >= 32," in read("hopper/bwd/storage.cuh")
     options: Values = {"softcap": 5.0 if row.softcap else None, "window_size": (30, None), "deterministic": True}
-    problem = problem_of(2, 200, 300, head_dim=row.widest, heads_q=3, heads_kv=3, **options)
+    sizes = {"head_dim": row.head_dim, "head_dim_v": row.head_dim_v, "heads_q": 3, "heads_kv": 3}
+    problem = problem_of(2, 200, 300, **sizes, **options)
     assert select_backward(problem, H200).candidate == row
     fields, (plan, _) = packed_of(problem), plan_of(problem)
     counters = fields["PreprocessParams"]["turns_head"]  # which it sets to zero
-    assert counters * 64 * 32 == fields["BwdParams"]["tiles_m"] * row.tile_m * row.widest
+    assert counters * 64 * 32 == fields["BwdParams"]["tiles_m"] * row.tile_m * row.head_dim
     assert plan.turns is not None
     assert plan.turns.size == 4 * 2 * 3 * counters
 
@@ -373,7 +375,7 @@ def test_tensor_maps() -> None:
         ({"head_dim": 64}, 128, 128),
         ({"head_dim": 128}, 64, 128),
         ({"head_dim": 256}, 64, 64),
-        ({"head_dim": 128, "softcap": 5.0}, 64, 64),
+        ({"head_dim": 128, "softcap": 5.0}, 128, 64),
     ],
     ids=str,
 )
@@ -597,7 +599,7 @@ def test_specs_say_what_they_are() -> None:
     spec = select_backward(problem_of(head_dim=192, head_dim_v=64, softcap=2.0, **EVERYTHING), H200).spec
     assert isinstance(spec, BwdSpec)
     assert str(spec) == (
-        "backward sm_90a bfloat16 d256/128 64x64 stages 2, 1 softcap alibi partial deterministic setmaxnreg"
+        "backward sm_90a bfloat16 d192/64 64x64 stages 2, 1 softcap alibi partial deterministic setmaxnreg"
     )
     for field in ("causal", "partial"):
         assert dataclasses.replace(spec, **{field: not getattr(spec, field)}) != spec

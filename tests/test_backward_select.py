@@ -69,15 +69,20 @@ def select(device: Device = H200, config: dict[str, Any] | None = None, **proble
         (64, None, 3.0, True, (64, 128, 2, 2)),
         (8, None, None, False, (128, 128, 2, 2)),
         (72, None, None, False, (64, 128, 3, 3)),
+        (96, None, None, True, (64, 128, 2, 2)),
         (128, None, None, False, (64, 128, 3, 3)),
         (64, 128, None, False, (64, 128, 3, 3)),
         (128, 64, None, True, (64, 128, 2, 2)),
-        (128, None, 3.0, False, (64, 64, 2, 1)),
-        (128, None, 3.0, True, (64, 64, 2, 1)),
-        (72, None, 3.0, False, (64, 64, 2, 1)),
-        (40, 72, 3.0, False, (64, 64, 2, 1)),
+        (128, None, 3.0, False, (128, 64, 2, 1)),
+        (128, None, 3.0, True, (128, 64, 2, 1)),
+        (72, None, 3.0, False, (128, 64, 2, 1)),
+        (40, 72, 3.0, False, (128, 64, 2, 1)),
         (136, None, None, False, (64, 64, 2, 1)),
-        (192, 128, None, False, (64, 64, 2, 1)),
+        (136, 8, None, False, (128, 64, 2, 1)),
+        (192, 128, None, False, (128, 64, 2, 1)),
+        (192, 128, None, True, (64, 64, 2, 1)),
+        (192, 128, 3.0, False, (64, 64, 2, 1)),
+        (192, 192, None, False, (64, 64, 2, 1)),
         (64, 256, None, False, (64, 64, 2, 1)),
         (256, None, None, True, (64, 64, 2, 1)),
         (256, None, 3.0, True, (64, 64, 2, 1)),
@@ -100,15 +105,17 @@ def test_tiles_and_slots(
     [
         (8, 8, None, (64, 64)),
         (64, 64, None, (64, 64)),
-        (72, 40, None, (128, 64)),
-        (40, 72, None, (64, 128)),
+        (72, 40, None, (96, 64)),
+        (40, 96, None, (64, 96)),
+        (104, 72, None, (128, 96)),
         (128, 128, None, (128, 128)),
         (64, 64, 3.0, (64, 64)),
-        # Warpgroups share these, and each has whole panels of 64 columns.
-        (72, 40, 3.0, (128, 128)),
-        (136, 8, None, (256, 128)),
-        (64, 192, None, (128, 256)),
-        (192, 128, None, (256, 128)),
+        # Warpgroups share the keys of these, and each has at least half a panel of 64 columns.
+        (72, 40, 3.0, (128, 64)),
+        (136, 8, None, (192, 64)),
+        (64, 192, None, (64, 192)),
+        (192, 128, None, (192, 128)),
+        (200, 136, None, (256, 192)),
         (256, 256, None, (256, 256)),
     ],
 )
@@ -118,8 +125,8 @@ def test_head_dims_are_filled_up(
     selection = select(head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap)
     spec = selection.spec
     assert (spec.head_dim, spec.head_dim_v) == padded
-    assert selection.candidate.panel == (64 if spec.tile_n == 128 else 128)
-    assert spec.head_dim % selection.candidate.panel == spec.head_dim_v % selection.candidate.panel == 0
+    assert spec.head_dim == selection.candidate.columns(head_dim)
+    assert spec.head_dim_v == selection.candidate.columns(head_dim_v)
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -148,8 +155,8 @@ def test_options_are_fields(options: dict[str, Any], fields: str, dtype: DType) 
 
 def test_each_row_is_somebodys_and_has_a_reason() -> None:
     chosen = {
-        select(head_dim=head_dim, softcap=softcap, deterministic=deterministic).candidate
-        for head_dim in sorted({row.widest for row in BWD_CANDIDATES})
+        select(head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap, deterministic=deterministic).candidate
+        for head_dim, head_dim_v in dict.fromkeys((row.head_dim, row.head_dim_v) for row in BWD_CANDIDATES)
         for softcap in (None, 5.0)
         for deterministic in (False, True)
     }
@@ -157,8 +164,9 @@ def test_each_row_is_somebodys_and_has_a_reason() -> None:
     assert len({row.reason for row in BWD_CANDIDATES}) == len(BWD_CANDIDATES)
 
 
-WIDE, CAPPED, WAITS = (
+WIDE, WIDE_V, CAPPED, WAITS = (
     "head_dim 128 exceeds 64",
+    "head_dim_v 128 exceeds 64",
     "it has no room for the slopes of a softcap",
     "it has no room for a dQ that waits for its turn",
 )
@@ -167,13 +175,13 @@ WIDE, CAPPED, WAITS = (
 @pytest.mark.parametrize(
     ("options", "objections"),
     [
-        ({}, (WIDE, WIDE, None, None, None)),
-        ({"deterministic": True}, (WIDE, WIDE, WAITS, None, None)),
-        ({"softcap": 5.0}, (WIDE, WIDE, CAPPED, CAPPED, None)),
-        ({"softcap": 5.0, "deterministic": True}, (WIDE, WIDE, CAPPED, CAPPED, None)),
-        ({"head_dim": 64}, (None,) * 5),
-        ({"head_dim": 64, "softcap": 5.0}, (CAPPED, None, CAPPED, CAPPED, None)),
-        ({"head_dim": 64, "head_dim_v": 128}, (WIDE, WIDE, None, None, None)),
+        ({}, (WIDE, WIDE, None, None, None, None, None)),
+        ({"deterministic": True}, (WIDE, WIDE, WAITS, None, None, WAITS, None)),
+        ({"softcap": 5.0}, (WIDE, WIDE, CAPPED, CAPPED, None, CAPPED, None)),
+        ({"softcap": 5.0, "deterministic": True}, (WIDE, WIDE, CAPPED, CAPPED, None, CAPPED, None)),
+        ({"head_dim": 64}, (None,) * 7),
+        ({"head_dim": 64, "softcap": 5.0}, (CAPPED, None, CAPPED, CAPPED, None, CAPPED, None)),
+        ({"head_dim": 64, "head_dim_v": 128}, (WIDE_V, WIDE_V, None, None, None, None, None)),
     ],
     ids=str,
 )
@@ -267,10 +275,11 @@ def test_a_wide_head_dim(sizes: dict[str, int]) -> None:
 
 def test_the_last_row_takes_whatever_the_checks_let_pass() -> None:
     last = BWD_CANDIDATES[-1]
-    assert last.widest == max(row.widest for row in BWD_CANDIDATES)
-    assert last.objection(problem_of(head_dim=last.widest, softcap=5.0, deterministic=True)) is None
-    wider = last.widest + 8
-    message = rf"^attention: q has head_dim {wider}; supported are the multiples of 8 from 8 to {last.widest}$"
+    widest = max(max(row.head_dim, row.head_dim_v) for row in BWD_CANDIDATES)
+    assert last.head_dim == last.head_dim_v == widest
+    assert last.objection(problem_of(head_dim=widest, softcap=5.0, deterministic=True)) is None
+    wider = widest + 8
+    message = rf"^attention: q has head_dim {wider}; supported are the multiples of 8 from 8 to {widest}$"
     with pytest.raises(UnsupportedError, match=message):
         select(head_dim=wider)
 

@@ -394,10 +394,18 @@ OF_ROWS = [
     ((64, 64), True, None),
     ((128, 128), False, False),
     ((128, 128), False, True),
+    ((128, 128), True, None),
+    ((192, 128), False, False),
     ((256, 256), None, None),
 ]
-#: The same kernel for other sizes: a softcap of head_dim 128, and head dimensions that differ.
-OTHER_SIZES = [((128, 128), True, None), ((256, 128), None, None), ((128, 256), None, None)]
+#: The same kernels for other sizes: parts of panels, and head dimensions that differ.
+OTHER_SIZES = [
+    ((96, 96), False, None),
+    ((192, 128), True, None),
+    ((192, 192), None, None),
+    ((256, 128), None, None),
+    ((128, 256), None, None),
+]
 
 
 def in_pairs(head_dims: tuple[int, int], softcap: bool | None, deterministic: bool | None) -> list[BwdSpec]:
@@ -451,7 +459,7 @@ AROUND_GRADIENTS: list[Spec] = [
 @pytest.mark.parametrize(("row", "specs"), [*zip(BWD_CANDIDATES, BY_ROW, strict=True)], ids=lambda x: str(x)[:40])
 def test_options_of_gradients_are_compiled_in_pairs(row: BwdCandidate, specs: list[BwdSpec]) -> None:
     """Each row has every pair of values of two options, but for those that another row has."""
-    assert {spec.head_dim for spec in specs} == {spec.head_dim_v for spec in specs} == {row.widest}
+    assert {(spec.head_dim, spec.head_dim_v) for spec in specs} == {(row.head_dim, row.head_dim_v)}
     tile = (row.tile_m, row.tile_n, row.q_stages, row.dout_stages)
     assert {(spec.tile_m, spec.tile_n, spec.q_stages, spec.dout_stages) for spec in specs} == {tile}
     choices = {name: {getattr(spec, name) for spec in specs} for name in GRADIENT_OPTIONS}
@@ -465,11 +473,13 @@ def test_options_of_gradients_are_compiled_in_pairs(row: BwdCandidate, specs: li
 def test_what_a_row_of_gradients_is_compiled_with_is_all_that_it_takes() -> None:
     """A row is taken with a softcap, without, and in either order exactly if it is compiled so."""
     taken: dict[BwdCandidate, set[tuple[bool, bool]]] = {row: set() for row in BWD_CANDIDATES}
-    for width, softcap, deterministic in itertools.product((64, 128, 256), (False, True), (False, True)):
-        cap = 5.0 if softcap else None
-        problem = problem_of_gradients(head_dim=width, softcap=cap, deterministic=deterministic)
+    widths = dict.fromkeys((row.head_dim, row.head_dim_v) for row in BWD_CANDIDATES)
+    for (head_dim, head_dim_v), softcap, deterministic in itertools.product(widths, (False, True), (False, True)):
+        problem = problem_of_gradients(
+            head_dim=head_dim, head_dim_v=head_dim_v, softcap=5.0 if softcap else None, deterministic=deterministic
+        )
         row = select_backward(problem, H200).candidate
-        if row.widest == width:
+        if (row.head_dim, row.head_dim_v) == (head_dim, head_dim_v):
             taken[row].add((softcap, deterministic))
     for row, specs in zip(BWD_CANDIDATES, BY_ROW, strict=True):
         assert taken[row] == {(spec.softcap, spec.deterministic) for spec in specs}

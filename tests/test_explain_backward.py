@@ -86,8 +86,15 @@ def test_a_kernel_that_has_been_emulated() -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "options", "chosen"),
-    [(64, {}, 0), (64, {"softcap": 3.0}, 1), (120, {}, 2), (120, {"deterministic": True}, 3), (256, {}, 4)],
-    ids=["64", "softcap", "120", "deterministic", "256"],
+    [
+        (64, {}, 0),
+        (64, {"softcap": 3.0}, 1),
+        (120, {}, 2),
+        (120, {"deterministic": True}, 3),
+        (120, {"softcap": 3.0}, 4),
+        (256, {}, 6),
+    ],
+    ids=["64", "softcap", "120", "deterministic", "120-softcap", "256"],
 )
 def test_each_row_has_its_reason(
     head_dim: int, options: dict[str, Any], chosen: int, monkeypatch: pytest.MonkeyPatch
@@ -99,8 +106,8 @@ def test_each_row_has_its_reason(
     for number, (line, row) in enumerate(zip(rows, BWD_CANDIDATES, strict=True)):
         tiles = f"{row.tile_m}x{row.tile_n:<3} stages {row.q_stages}, {row.dout_stages}"
         mark = "chosen" if number == chosen else "lost  "
-        assert line.startswith(f"{mark}  up to d{row.widest:<3} {tiles}  ")
-        reason = line[len(f"{mark}  up to d{row.widest:<3} {tiles}  ") :]
+        assert line.startswith(f"{mark}  up to {row.widest:<8} {tiles}  ")
+        reason = line[len(f"{mark}  up to {row.widest:<8} {tiles}  ") :]
         objection = r"head_dim \d+ exceeds \d+|it has no room for .+"
         if number == chosen:
             assert reason == row.reason

@@ -50,6 +50,7 @@ struct wgmma_m64k16;
 #define CUPYFA_R13 "%104, %105, %106, %107, %108, %109, %110, %111"
 #define CUPYFA_R14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define CUPYFA_R15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define CUPYFA_REGISTERS_16 CUPYFA_R0
 #define CUPYFA_REGISTERS_32 CUPYFA_R0 ", " CUPYFA_R1
 #define CUPYFA_REGISTERS_48 CUPYFA_REGISTERS_32 ", " CUPYFA_R2
 #define CUPYFA_REGISTERS_64 CUPYFA_REGISTERS_48 ", " CUPYFA_R3
@@ -66,6 +67,7 @@ struct wgmma_m64k16;
 #define CUPYFA_D8(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
+#define CUPYFA_D_16 CUPYFA_D8(0)
 #define CUPYFA_D_32 CUPYFA_D8(0), CUPYFA_D8(8)
 #define CUPYFA_D_48 CUPYFA_D_32, CUPYFA_D8(16)
 #define CUPYFA_D_64 CUPYFA_D_48, CUPYFA_D8(24)
@@ -118,6 +120,7 @@ struct wgmma_m64k16;
     } \
   };
 
+CUPYFA_WGMMA_SHAPE(16, "%8", "%9", "%10", "%11", "%12", "%13", "%14", "%15")
 CUPYFA_WGMMA_SHAPE(32, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23")
 CUPYFA_WGMMA_SHAPE(48, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")
 CUPYFA_WGMMA_SHAPE(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")

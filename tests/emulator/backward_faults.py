@@ -74,21 +74,27 @@ ROWS = of(2, 300, 100, 2, 2, 64, "float16", True, dlse=True)
 SCALED = of(1, 150, 200, 2, 1, 64, "float16", softmax_scale=0.5)
 #: Of tiles whose keys warpgroups share: each computes two parts of dQ, one, or four.
 WIDE = of(1, 200, 100, 2, 1, 256, "float16")
-WIDE_ONE = of(1, 200, 100, 2, 1, 128, "float16", softcap=3.0)
+WIDE_ONE = of(1, 200, 100, 2, 1, 64, "float16", softcap=3.0, head_dim_v=136)
+#: 128 queries a step, of which each warpgroup has the dQ of 64 rows, a part of its columns after the other.
+WIDE_ROWS = of(1, 400, 100, 2, 1, 192, "float16", head_dim_v=128)
+#: Half of a panel, and a quarter, are a warpgroup's part of what whole panels leave over.
+RAGGED = of(1, 200, 150, 2, 1, 96, "float16")
+RAGGED_ORDERED = of(1, 200, 150, 2, 1, 96, "float16", deterministic=True)
+RAGGED_WIDE = of(1, 150, 100, 2, 1, 192, "float16")
 WIDE_FOUR = of(1, 150, 100, 2, 1, 256, "float16", True, alibi=True)
 WIDE_ORDERED = of(1, 130, 130, 2, 1, 256, "float16", True, alibi=True, deterministic=True)
 ROOMY = WIDE._replace(config=(("dout_stages", 2),))  # no slot of dO keeps the producer from bringing a Q
 UNEQUAL = of(1, 130, 100, 2, 1, 192, "float16", head_dim_v=128)
 #: Of query heads that CTAs share: two for one CTA and one for the other, or one for each.
 SHARED = of(2, 70, 150, 6, 2, 128, "float16")._replace(sms=16)
-SHARED_WIDE = of(2, 70, 100, 4, 2, 192, "float16", head_dim_v=128)._replace(sms=132)
+SHARED_WIDE = of(2, 130, 100, 4, 2, 192, "float16", head_dim_v=128)._replace(sms=132)
 
 KERNEL = "hopper/bwd.cu"
-CONSUMER, WIDE_CONSUMER, EPILOGUE, GEMM, PLACE, TILE, PRODUCER, SUM, SCORES, STORAGE = (
+COLUMNS, CONSUMER, WIDE_CONSUMER, EPILOGUE, GEMM, PLACE, TILE, PRODUCER, SUM, SCORES, STORAGE = (
     f"hopper/bwd/{name}.cuh"
     for name in (
-        "consumer", "wide_consumer", "epilogue", "gemm", "key_place", "key_tile", "producer", "query_sum", "scores",
-        "storage",
+        "columns", "consumer", "wide_consumer", "epilogue", "gemm", "key_place", "key_tile", "producer", "query_sum",
+        "scores", "storage",
     )
 )  # fmt: skip
 BEFORE, AFTER, SINK, RING = "bwd_preprocess.cu", "bwd_postprocess.cu", "bwd_sink.cu", "ring.cuh"
@@ -210,7 +216,10 @@ RACES: dict[str, Fault] = {
     "K is overwritten while dQ reads it": Fault(CONSUMER, r"ptx::bar_sync\(walked_barrier.*", "", PLAIN, BEING_READ),
     "staged gradients are not fenced": Fault(EPILOGUE, FENCE, "", PLAIN, NO_PROXY),
     "gradients leave before they are staged": Fault(
-        EPILOGUE, r"ptx::bar_sync\(staged_barrier.*", "", PLAIN, UNORDERED_READ
+        EPILOGUE, r"ptx::bar_sync\(staged_barrier \+ place.*", "", PLAIN, UNORDERED_READ
+    ),
+    "gradients leave before both warpgroups have staged them": Fault(
+        EPILOGUE, r"ptx::bar_sync\(staged_barrier, warpgroup_threads \* .*", "", WIDE, UNORDERED_READ
     ),
     "warpgroups stage at one barrier": Fault(
         EPILOGUE, r"staged_barrier \+ place\.warpgroup", "staged_barrier", PLAIN, UNORDERED_READ
@@ -317,14 +326,14 @@ RACES: dict[str, Fault] = {
     ),
     "dO of a wide tile is released before its product is complete": Fault(
         WIDE_CONSUMER,
-        r"(      complete_product<more \? 1 : 0>\(dQ\);.*\n)(      release\(dout\);\n)",
+        r"(      ptx::wgmma_wait_group<more \? 3 : 2>\(\);.*\n)(      release\(dout\);\n)",
         r"\2\1",
         WIDE,
         BEING_READ,
     ),
     "Q of a wide tile is released before its product is complete": Fault(
         WIDE_CONSUMER,
-        r"(      complete_product<more \? 1 : 0>\(dQ\);.*\n.*\n)(      release\(q\);\n)",
+        r"(      ptx::wgmma_wait_group<more \? 2 : 1>\(\);.*\n)(      release\(q\);\n)",
         r"\2\1",
         ROOMY,
         BEING_READ,
@@ -379,16 +388,9 @@ UNSEEN: dict[str, Fault] = {
     "a warpgroup waits for itself until K of a wide tile is free": Fault(
         WIDE_CONSUMER,
         r"bar_sync\(walked_barrier, warpgroup_threads \* S\.consumers\(\)\)",
-        "bar_sync(staged_barrier + place_.warpgroup, warpgroup_threads)",
+        "bar_sync(6 + place_.warpgroup, warpgroup_threads)",
         WIDE,
         why="no fault: a warpgroup stages dK in the columns of K that its own dQ reads last; all have read V",
-    ),
-    "a Q is released early beside one slot for dO": Fault(
-        WIDE_CONSUMER,
-        r"(      complete_product<more \? 1 : 0>\(dQ\);.*\n.*\n)(      release\(q\);\n)",
-        r"\2\1",
-        WIDE,
-        why="no fault: the dO that comes before the next Q waits for a slot that is released behind the product",
     ),
     "a dQ that waits is not fenced": Fault(
         SUM,
@@ -429,7 +431,7 @@ WRONG: dict[str, Fault] = {
     "dK is not scaled": Fault(EPILOGUE, r"\(dK, p\.scale, place, k\)", "(dK, 1.f, place, k)", PLAIN),
     "dV is scaled": Fault(EPILOGUE, r"\(dV, 1\.f, place, v\)", "(dV, p.scale, place, v)", PLAIN),
     "columns of gradients repeat": Fault(
-        EPILOGUE, r"row \+ column / panel_cols \* panel_bytes\(S\.tile_n\);", "row;", PLAIN
+        EPILOGUE, r"data \+ column / panel_cols \* panel_bytes\(S\.tile_n\)", "data", PLAIN
     ),
     "rows of the second warpgroup are stored as those of the first": Fault(
         EPILOGUE, r"tile\.n \* S\.tile_n \+ row,", "tile.n * S.tile_n,", PLAIN
@@ -438,8 +440,8 @@ WRONG: dict[str, Fault] = {
         EPILOGUE, r"tile\.head, tile\.batch,", "tile.head, 0,", BATCHES
     ),
     "dQ is of one half of the keys": Fault(GEMM, r"step < S\.tile_n / 16", "step < S.tile_n / 32", PLAIN),
-    "columns of dQ repeat": Fault(STORAGE, r"by_rows \? 0 : columns \* part;", "0;", PLAIN),
-    "rows of dQ repeat": Fault(STORAGE, r"by_rows \? warpgroup_rows \* part : 0;", "0;", NARROW),
+    "columns of dQ repeat": Fault(COLUMNS, r"0>\(width \* part\)", "0>(0)", WIDE),
+    "rows of dQ repeat": Fault(STORAGE, r"by_rows \? part / of_warpgroup \* warpgroup_rows : 0", "0", NARROW),
     "scores lack columns": Fault(GEMM, r"step < columns / 16", "step < columns / 32", PLAIN),
     "keys of a thread are neighbours": Fault(PLACE, r"lane\(\) / 4; \}", "lane() / 8; }", CAUSAL),
     "warps have the keys of the first one": Fault(
@@ -501,14 +503,14 @@ WRONG: dict[str, Fault] = {
     "rows of lse are of the first batch": Fault(PRODUCER, r"u64\(tile\.batch \* p\.heads_q \+ ", "u64(", BATCHES),
     "columns beyond 64 are the first": Fault(PRODUCER, r"map, panel \* panel_cols,", "map, 0,", PLAIN),
     "parts of dQ are added to the first warpgroup's": Fault(
-        SUM, r"\(Part::first_row\(part\), Part::first_column\(part\)\)", "(0, 0)", PLAIN
+        SUM, r"\(DqPart<S>::first_row\(part\), column\)", "(0, 0)", PLAIN
     ),
     "dQ is added to the first head's": Fault(SUM, r"p\.heads_q \+ query\.head\)", "p.heads_q)", PLAIN),
     "lse stays natural": Fault(BEFORE, r"lse \* log2_e :", "lse :", PLAIN),
     "a gradient of the lse is added": Fault(BEFORE, r"delta -= p\.dlse", "delta += p.dlse", ROWS),
     "the gradient of the lse is of the first head": Fault(BEFORE, r"head \* p\.dlse_strides\.head", "0", ROWS),
     "delta is of one lane": Fault(BEFORE, r"delta = sum_of_lanes\(delta, lanes\);", "", PLAIN),
-    "dQ begins with what was there": Fault(BEFORE, r"i < end \* row_vectors;", "i < 0;", PLAIN),
+    "dQ begins with what was there": Fault(BEFORE, r"i < \(end - begin\) \* row_vectors;", "i < 0;", PLAIN),
     "rows of the output are of the first head": Fault(
         BEFORE, r"row \* strides\.row \+ head \* strides\.head", "row * strides.row", PLAIN
     ),
@@ -538,7 +540,7 @@ WRONG: dict[str, Fault] = {
     "P of a wide tile is dS": Fault(WIDE_CONSUMER, r"write\(p_tile, P\)", "write(p_tile, dP)", WIDE),
     "both warpgroups have the first queries": Fault(WIDE_CONSUMER, r"own_queries = .*;", "own_queries = 0;", WIDE),
     "both warpgroups write the first queries": Fault(
-        WIDE_CONSUMER, r"\(place_\.first_query\(\) \+ query\) / 16", "query / 16", WIDE
+        WIDE_CONSUMER, r"row = place_\.first_query\(\) \+ query;", "row = query;", WIDE
     ),
     "both warpgroups mask the first queries": Fault(
         PLACE, r"S\.wide\(\) \? S\.queries\(\) \* warpgroup : 0", "0", WIDE
@@ -546,13 +548,11 @@ WRONG: dict[str, Fault] = {
     "warpgroups of a wide tile have keys of their own": Fault(
         PLACE, r"S\.wide\(\) \? 0 : warpgroup_rows", "warpgroup_rows", WIDE
     ),
-    "both warpgroups have the first columns of dK": Fault(WIDE_CONSUMER, r"own_dk = .*;", "own_dk = 0;", WIDE),
-    "both warpgroups have the first columns of dV": Fault(WIDE_CONSUMER, r"own_dv = .*;", "own_dv = 0;", WIDE),
-    "dV has the columns of dK": Fault(
-        WIDE_CONSUMER,
-        r"own_dv = place_\.first_column\(S\.head_dim_v\)",
-        "own_dv = place_.first_column(S.head_dim)",
-        UNEQUAL,
+    "both warpgroups have the first columns of dK": Fault(
+        WIDE_CONSUMER, r"q\.data, place_\.warpgroup\);", "q.data, 0);", WIDE
+    ),
+    "both warpgroups have the first columns of dV": Fault(
+        WIDE_CONSUMER, r"dout\.data, place_\.warpgroup\);", "dout.data, 0);", UNEQUAL
     ),
     "both warpgroups have the first parts of dQ": Fault(WIDE_CONSUMER, r"parts \* place_\.warpgroup;", "0;", WIDE),
     "middle parts of dQ are left out": Fault(
@@ -571,20 +571,47 @@ WRONG: dict[str, Fault] = {
     "dQ is added to the next query tile": Fault(
         WIDE_CONSUMER, r"(      const QueryTile query = .*\n)(      step\.advance\(\);\n)", r"\2\1", WIDE
     ),
-    "parts of 32 columns begin at panels": Fault(GEMM, r" \+ column % panel_cols \* 2,", ",", WIDE_FOUR),
+    "parts of 32 columns begin at panels": Fault(COLUMNS, r" \+ column % panel_cols \* 2;", ";", WIDE_FOUR),
     "parts of dQ begin in the first panel": Fault(
-        GEMM, r"k \+ column / panel_cols \* panel_bytes\(S\.tile_n\)", "k", WIDE
+        COLUMNS, r"tile \+ column / panel_cols \* panel_bytes\(rows\)", "tile", WIDE
     ),
-    "an operand in shared memory has 16 queries": Fault(GEMM, r"A\.at\(step \* 32\)", "A.at(0)", WIDE),
-    "both warpgroups store the first columns": Fault(
-        PLACE, r"S\.wide\(\) \? S\.own_columns\(columns\) \* warpgroup : 0", "0", WIDE
+    "pairs of panels are those of the first warpgroup": Fault(
+        COLUMNS, r"0>\(of_pairs \* warpgroup\)", "0>(0)", RAGGED_WIDE
     ),
-    "columns of a wide gradient are staged as the first": Fault(
-        EPILOGUE, r"data \+ place\.first_column\(columns\) / panel_cols \* panel_bytes\(S\.tile_n\) \+", "data +", WIDE
+    "half panels are those of the first warpgroup": Fault(
+        COLUMNS, r"of_pairs>\(2 \* of_pairs \+ of_panel \* warpgroup\)", "of_pairs>(2 * of_pairs)", RAGGED_WIDE
     ),
-    "columns of a wide gradient are stored as the first": Fault(
-        EPILOGUE, r"panel = first_panel \+ i;", "panel = i;", WIDE
+    "half panels begin in the first": Fault(
+        COLUMNS, r"of_pairs>\(2 \* of_pairs \+ of_panel", "of_pairs>(of_panel", RAGGED_WIDE
     ),
+    "what panels leave over is the first warpgroup's": Fault(
+        COLUMNS, r"of_panel\) \+ of_rest \* warpgroup\)", "of_panel))", RAGGED
+    ),
+    "what panels leave over begins in the first": Fault(
+        COLUMNS, r"\(2 \* \(of_pairs \+ of_panel\) \+ of_rest", "(of_rest", RAGGED
+    ),
+    "pieces have the registers of the first": Fault(COLUMNS, r"all\[first / 2\]", "all[0]", RAGGED_WIDE),
+    "an operand in shared memory has 16 queries": Fault(GEMM, r"panel_bytes\(S\.tile_n\) \+ query_bytes", "0", WIDE),
+    "an operand in shared memory has 64 queries": Fault(
+        GEMM, r"panel \* panel_bytes\(S\.tile_n\) \+ query_bytes", "query_bytes", WIDE_ROWS
+    ),
+    "operands are written to the first 64 queries": Fault(
+        WIDE_CONSUMER, r"tile \+ row / panel_cols \* panel_bytes\(S\.tile_n\)", "tile", WIDE_ROWS
+    ),
+    "parts of rows are of the first 64": Fault(
+        STORAGE, r"by_rows \? part / of_warpgroup \* warpgroup_rows : 0", "0", WIDE_ROWS
+    ),
+    "parts of rows begin at the first column": Fault(
+        STORAGE, r"by_rows \? part % of_warpgroup : part", "by_rows ? 0 : part", WIDE_ROWS
+    ),
+    "columns of a gradient are staged in the first chunks": Fault(
+        EPILOGUE, r"column % panel_cols / 16", "i % panel_cols / 16", RAGGED_WIDE
+    ),
+    "panels of a gradient are the first": Fault(EPILOGUE, r"map, panel \* panel_cols,", "map, 0,", WIDE),
+    "pieces of a dQ that waits are the first": Fault(
+        SUM, r"slot\.data \+ first \* column_bytes", "slot.data", RAGGED_ORDERED
+    ),
+    "pieces of a dQ are the first": Fault(SUM, r"&dQ\[first / 2 \+ i\]", "&dQ[i]", RAGGED),
     "adders of a wide tile add the same parts": Fault(
         SUM, r"DqPart<S>::of_warpgroup \* warpgroup \+ i\)", "DqPart<S>::of_warpgroup * 0 + i)", WIDE_ORDERED
     ),
@@ -603,12 +630,12 @@ WRONG: dict[str, Fault] = {
     ),
     "parts have the keys of the first warpgroup": Fault(
         EPILOGUE,
-        r"\(place\.first_key\(\), place\.first_column\(columns\)\)",
-        "(0, place.first_column(columns))",
+        r"\(place\.first_key\(\), column\)",
+        "(0, column)",
         SHARED,
     ),
     "parts have the columns of the first warpgroup": Fault(
-        EPILOGUE, r"\(place\.first_key\(\), place\.first_column\(columns\)\)", "(place.first_key(), 0)", SHARED_WIDE
+        EPILOGUE, r"\(place\.first_key\(\), column\)", "(place.first_key(), 0)", SHARED_WIDE
     ),
     "columns of parts repeat": Fault(EPILOGUE, r"own \+ i / sum_floats \* sum_group", "own", SHARED),
     "parts of dV are those of dK": Fault(EPILOGUE, r"\(p\.dv_parts, dV,", "(p.dk_parts, dV,", SHARED),

@@ -2,6 +2,7 @@
 // rows of the transposed scores are its accumulators, which are the operands of dV and dK as they stand.
 #pragma once
 #include "hopper/bwd/storage.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace cupyfa::hopper {
@@ -10,6 +11,8 @@ namespace cupyfa::hopper {
 /// `queries` in one of tile_m rows.
 template <BwdSpec S, int columns>
 __device__ inline void issue_transposed(float (&scores)[S.queries() / 2], SharedAddress keys, SharedAddress queries) {
+  // The compiler would see that keys stay where they are, and keep a descriptor a step in registers.
+  if constexpr (!S.wide()) keys = ptx::opaque(keys);
   const Descriptor A = k_major(keys), B = k_major(queries);
   ptx::wgmma_fence();  // earlier reads of `scores` come before these writes
 #pragma unroll
@@ -36,32 +39,38 @@ __device__ inline void issue_keys(float (&gradient)[columns / 2], const u32 (&op
   ptx::wgmma_commit_group();
 }
 
-/// The same, with an operand of 64 keys in shared memory, and some columns of the queries.
+/// The same of the columns of one of the warpgroups that share 64 keys, with an operand in shared memory.
 template <BwdSpec S, int columns>
-__device__ inline void issue_keys(float (&gradient)[columns / 2], SharedAddress operand, SharedAddress queries) {
-  const Descriptor A = k_major(operand), B = mn_major(queries, S.tile_m);
+__device__ inline void issue_shared_keys(float (&gradient)[columns / 4], SharedAddress operand, SharedAddress queries,
+                                         int warpgroup) {
   ptx::wgmma_fence();  // earlier accesses of the gradient come before these
+  HalfOf<columns>::each_piece(warpgroup, [&]<int width, int first>(int column) {
+    const Descriptor A = k_major(operand), B = mn_major(column_address(queries, column, S.tile_m), S.tile_m);
+    auto& own = accumulators_of<width, first>(gradient);
 #pragma unroll
-  for (int step = 0; step < S.tile_m / 16; ++step) {
-    ptx::wgmma_m64k16<columns>::template ss<S.dtype, 1, 1>(gradient, A.at(step * 32), B.at(step * 16 * panel_row_bytes),
-                                                           1);
-  }
+    for (int step = 0; step < S.tile_m / 16; ++step) {
+      const int panel = step / 4, query_bytes = step % 4 * 32;
+      ptx::wgmma_m64k16<width>::template ss<S.dtype, 1, 1>(own, A.at(panel * panel_bytes(S.tile_n) + query_bytes),
+                                                           B.at(step * 16 * panel_row_bytes), 1);
+    }
+  });
   ptx::wgmma_commit_group();
 }
 
 /// Starts a part of dQ = dS K over all keys of the CTA.
 template <BwdSpec S>
 __device__ inline void issue_queries(float (&dQ)[DqPart<S>::values], SharedAddress ds, SharedAddress k, int part) {
-  using Part = DqPart<S>;
-  const int row = Part::first_row(part), column = Part::first_column(part);
-  const Descriptor A = mn_major(ds + row / panel_cols * panel_bytes(S.tile_n), S.tile_n);
-  const Descriptor B = mn_major(k + column / panel_cols * panel_bytes(S.tile_n) + column % panel_cols * 2, S.tile_n);
+  const Descriptor A = mn_major(column_address(ds, DqPart<S>::first_row(part), S.tile_n), S.tile_n);
   ptx::wgmma_fence();  // earlier reads of dQ come before these writes
+  DqPart<S>::each_piece(part, [&]<int width, int first>(int column) {
+    const Descriptor B = mn_major(column_address(k, column, S.tile_n), S.tile_n);
+    auto& own = accumulators_of<width, first>(dQ);
 #pragma unroll
-  for (int step = 0; step < S.tile_n / 16; ++step) {
-    ptx::wgmma_m64k16<Part::columns>::template ss<S.dtype, 1, 1, 1>(dQ, A.at(step * 16 * panel_row_bytes),
-                                                                    B.at(step * 16 * panel_row_bytes), step > 0);
-  }
+    for (int step = 0; step < S.tile_n / 16; ++step) {
+      ptx::wgmma_m64k16<width>::template ss<S.dtype, 1, 1, 1>(own, A.at(step * 16 * panel_row_bytes),
+                                                              B.at(step * 16 * panel_row_bytes), step > 0);
+    }
+  });
   ptx::wgmma_commit_group();
 }
 

@@ -26,9 +26,6 @@ struct KeyPlace {
 
   /// Where, in a panel of keys, this lane's row of the matrices begins that a warp stores: in chunk 0 or 1.
   __device__ u32 matrix_row() const { return swizzled_chunk(0, first_key() + 16 * warp() + lane() % 16, lane() / 16); }
-
-  /// The first of the columns of a gradient that this warpgroup has.
-  __device__ int first_column(int columns) const { return S.wide() ? S.own_columns(columns) * warpgroup : 0; }
 };
 
 }  // namespace cupyfa::hopper

@@ -22,10 +22,8 @@ struct SumPart {
   __device__ static SumPart of(const BwdParams& p, const KeyTile& keys, const QueryTile& query, int part) {
     return {u64(keys.batch * p.heads_q + query.head) * p.tiles_m + query.m, part};
   }
-  __device__ float* sum(const BwdParams& p) const {
-    using Part = DqPart<S>;
-    return p.dq + tile * (S.tile_m * S.head_dim) +
-           sum_offset<S.head_dim>(Part::first_row(part), Part::first_column(part));
+  __device__ float* sum(const BwdParams& p, int column) const {
+    return p.dq + tile * (S.tile_m * S.head_dim) + sum_offset<S.head_dim>(DqPart<S>::first_row(part), column);
   }
   __device__ u32* turn(const BwdParams& p) const { return p.turns + tile * DqPart<S>::of_tile + part; }
 };
@@ -38,11 +36,15 @@ class QuerySum {
       : p_(p), tile_(tile), place_(place) {}
 
   __device__ void add(const float (&dQ)[DqPart<S>::values], const QueryTile& query, int part) {
-    float* sum = SumPart<S>::of(p_, tile_, query, part).sum(p_) + sum_floats * place_.thread();
+    const SumPart<S> sum = SumPart<S>::of(p_, tile_, query, part);
+    DqPart<S>::each_piece(part, [&]<int width, int first>(int column) {
+      float* own = sum.sum(p_, column) + sum_floats * place_.thread();
 #pragma unroll
-    for (int i = 0; i < DqPart<S>::values; i += 4) {
-      ptx::red_add_v4(sum + i / sum_floats * sum_group, dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
-    }
+      for (int i = 0; i < width / 2; i += sum_floats) {
+        const float* x = &dQ[first / 2 + i];
+        ptx::red_add_v4(own + i / sum_floats * sum_group, x[0], x[1], x[2], x[3]);
+      }
+    });
   }
 
  private:
@@ -91,7 +93,10 @@ __device__ void add_in_turn(const BwdParams& p, BwdStorage<S>& storage, int warp
       const Slot slot = parts.wait();
       while (ptx::ld_acquire(part.turn(p)) != predecessors) {}
       ptx::fence_proxy_async_global();  // what the predecessors have added comes before
-      ptx::cp_reduce_async_bulk_add_f32(part.sum(p), slot.data, DqStorage<S>::part_bytes);
+      DqPart<S>::each_piece(part.part, [&]<int width, int first>(int column) {
+        constexpr int column_bytes = warpgroup_rows * int(sizeof(float));
+        ptx::cp_reduce_async_bulk_add_f32(part.sum(p, column), slot.data + first * column_bytes, width * column_bytes);
+      });
       ptx::cp_async_bulk_commit_group();
       ptx::cp_async_bulk_wait_group_read<0>();  // proves that the part has been read
       release(slot);

@@ -1,6 +1,7 @@
 // The shared memory of the backward kernel: where its roles meet.
 #pragma once
 #include "bwd_params.h"
+#include "hopper/bwd/columns.cuh"
 #include "layout.cuh"
 #include "ring.cuh"
 #include "spec.cuh"
@@ -14,20 +15,33 @@ enum BwdBarrier : int { walked_barrier = 1, free_barrier, written_barrier, stage
 template <BwdSpec S>
 constexpr int ds_stages = S.wide() ? 1 : 2;
 
+/// The columns of K, or of V, whose gradients a warpgroup has: all of them for its own keys, or half where it shares the keys.
+template <BwdSpec S, int columns>
+using OwnColumns = Choose<S.wide(), HalfOf<columns>, AllOf<columns>>;
+
 /// The part of dQ that a warpgroup computes at a time, of each query tile: of half of its rows, or of its columns, and where
-/// those are many, two parts one after the other.
+/// those are many, parts one after the other.
 template <BwdSpec S>
 struct DqPart {
   static constexpr bool by_rows = S.tile_m == warpgroup_rows * S.consumers();
   // Registers of a wide tile have room for 64 columns, or for 32 and whatever changes scores.
   static constexpr bool plain = !S.window && !S.softcap && !S.alibi && !S.partial;
-  static constexpr int of_warpgroup = !S.wide() || S.head_dim <= 128 ? 1 : plain ? 2 : 4;
-  static constexpr int columns = by_rows ? S.head_dim : S.head_dim / (S.consumers() * of_warpgroup);
+  static constexpr int own = by_rows ? S.head_dim : S.head_dim / S.consumers();
+  static constexpr int columns = !S.wide() || own <= (plain ? 96 : 64) ? own : plain && own % 64 == 0 ? 64 : 32;
+  static constexpr int of_warpgroup = own / columns;
   static constexpr int of_tile = S.consumers() * of_warpgroup;
   static constexpr int values = columns / 2;  // of a thread
 
-  __device__ static int first_row(int part) { return by_rows ? warpgroup_rows * part : 0; }
-  __device__ static int first_column(int part) { return by_rows ? 0 : columns * part; }
+  using Columns =
+      Choose<of_warpgroup == 1, Choose<by_rows, AllOf<S.head_dim>, HalfOf<S.head_dim>>, PartOf<S.head_dim, columns>>;
+
+  __device__ static int first_row(int part) { return by_rows ? part / of_warpgroup * warpgroup_rows : 0; }
+
+  /// Calls `piece.operator()<width, first>(column)` for columns `first` and up of a thread's, which begin at `column`.
+  template <typename Function>
+  __device__ static void each_piece(int part, const Function& piece) {
+    Columns::each_piece(by_rows ? part % of_warpgroup : part, piece);
+  }
 };
 
 /// dQ on its way to memory, where its order is fixed: a warpgroup's part of a query tile, or half of it.

@@ -14,7 +14,8 @@ namespace cupyfa::hopper {
 template <BwdSpec S>
 class WideConsumer {
   using Storage = BwdStorage<S>;
-  static constexpr int dk_columns = S.own_columns(S.head_dim), dv_columns = S.own_columns(S.head_dim_v);
+  using DkColumns = OwnColumns<S, S.head_dim>;
+  using DvColumns = OwnColumns<S, S.head_dim_v>;
 
  public:
   __device__ WideConsumer(const BwdParams& p, Storage& storage)
@@ -22,7 +23,7 @@ class WideConsumer {
         Q_(storage.q, storage.q_barriers), dO_(storage.dout, storage.dout_barriers), matrix_row_(place_.matrix_row()) {}
 
   __device__ void run() {
-    float dK[dk_columns / 2], dV[dv_columns / 2];
+    float dK[DkColumns::count / 2], dV[DvColumns::count / 2];
 #pragma unroll
     for (float& x : dK) x = 0.f;
 #pragma unroll
@@ -37,11 +38,10 @@ class WideConsumer {
  private:
   using Values = typename Scores<S>::Values;
 
-  __device__ void walk(float (&dK)[dk_columns / 2], float (&dV)[dv_columns / 2], const QueryRange& range, Steps& step) {
+  __device__ void walk(float (&dK)[DkColumns::count / 2], float (&dV)[DvColumns::count / 2], const QueryRange& range,
+                       Steps& step) {
     const SharedAddress k = shared_address(storage_.k), v = shared_address(storage_.v);
     const SharedAddress own_queries = panel_bytes(place_.first_query());
-    const SharedAddress own_dk = place_.first_column(S.head_dim) / panel_cols * panel_bytes(S.tile_m);
-    const SharedAddress own_dv = place_.first_column(S.head_dim_v) / panel_cols * panel_bytes(S.tile_m);
     const SharedAddress p_tile = shared_address(storage_.p.data), ds_tile = shared_address(storage_.ds[0]);
     constexpr int parts = DqPart<S>::of_warpgroup;
     const int first_part = parts * place_.warpgroup;
@@ -68,8 +68,8 @@ class WideConsumer {
       ptx::fence_proxy_async_shared_cta();
       ptx::bar_sync(written_barrier, warpgroup_threads * S.consumers());  // proves P and dS of all queries
 
-      issue_keys<S, dv_columns>(dV, p_tile, dout.data + own_dv);  // dV += P' dO
-      issue_keys<S, dk_columns>(dK, ds_tile, q.data + own_dk);  // dK += dS' Q
+      issue_shared_keys<S, S.head_dim_v>(dV, p_tile, dout.data, place_.warpgroup);  // dV += P' dO
+      issue_shared_keys<S, S.head_dim>(dK, ds_tile, q.data, place_.warpgroup);  // dK += dS' Q
       issue_queries<S>(dQ, ds_tile, k, first_part);  // dQ = dS K
       const QueryTile query = step.tile();
       step.advance();
@@ -78,9 +78,11 @@ class WideConsumer {
         next_q = Q_.wait();
         issue_transposed<S, S.head_dim>(P, k, next_q.data + own_queries);  // the next S' = K Q'
       }
-      complete_product<more ? 1 : 0>(dQ);  // proves dV, dK and dQ; the next S is in flight
+      ptx::wgmma_wait_group<more ? 3 : 2>();  // proves dV
       release(dout);
+      ptx::wgmma_wait_group<more ? 2 : 1>();  // proves dK
       release(q);
+      complete_product<more ? 1 : 0>(dQ);  // the next S is in flight
       sum.add(dQ, query, first_part);
 #pragma unroll
       for (int part = 1; part < parts; ++part) {
@@ -113,8 +115,9 @@ class WideConsumer {
 #pragma unroll
     for (int query = 0; query < S.queries(); query += 16) {
       const u32* matrices = &rounded[query / 4];
-      ptx::stmatrix_x4(swizzled_pair(tile + matrix_row_, (place_.first_query() + query) / 16), matrices[0], matrices[1],
-                       matrices[2], matrices[3]);
+      const int row = place_.first_query() + query;  // of the tile's transposed columns
+      const SharedAddress panel = tile + row / panel_cols * panel_bytes(S.tile_n) + matrix_row_;
+      ptx::stmatrix_x4(swizzled_pair(panel, row % panel_cols / 16), matrices[0], matrices[1], matrices[2], matrices[3]);
     }
   }
 
