@@ -11,6 +11,9 @@ namespace cupyfa {
 /// What a query row needs beside Q and dO is in the workspace, for each head padded to whole tiles of `tiles_m * tile_m`
 /// rows, which is what `rows` below counts; so is the sum of dQ in float32, tile by tile, in the order in which the threads
 /// of the kernel hold it (DqTile).
+///
+/// Packed sequences are a batch of 1 there, and tensor maps are those of FwdParams. Of a head, each sequence has whole tiles
+/// (packed_rows.cuh), `tiles_m` for all. A plan has the key tiles: in it, queries and keys have changed places.
 struct BwdParams {
   TensorMap q, k, v, dout;
   TensorMap dk, dv;  ///< where a CTA has all query heads of its keys
@@ -22,6 +25,7 @@ struct BwdParams {
   float* dq;  ///< (batch, heads_q, tiles_m, tile_m * head_dim), 0 at first
   unsigned* turns;  ///< for a fixed order: how many CTAs have added each part of a query tile, 0 at first
   const float* alibi_slopes;  ///< for each query head
+  const Plan* plan;  ///< of packed sequences
   long long alibi_stride_batch, alibi_stride_head;  ///< in elements
   float scale_log2;  ///< softmax_scale * log2(e). With a softcap: 2 * softcap * log2(e)
   float scale;  ///< softmax_scale, the factor of dK
@@ -29,7 +33,8 @@ struct BwdParams {
   float softcap_log2;  ///< softcap * log2(e)
   int seqlen_q, seqlen_k;
   int last_diagonal;  ///< causal: row i sees no key behind i + last_diagonal
-  int first_diagonal;  ///< window: row i sees no key before i + first_diagonal
+  int first_diagonal;  ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
+  ///< with as many queries as keys, others add the difference
   unsigned heads_q, heads_kv;
   unsigned heads_per_kv;  ///< query heads that share one key/value head
   unsigned heads_per_part;  ///< of those, how many a CTA walks
@@ -53,8 +58,13 @@ struct PreprocessParams {
   float* dq;
   long long dq_head;  ///< floats of a head
   unsigned* turns;  ///< null: order is free
+  const int* cu_seqlens_q;  ///< where the packed sequences begin, and where the last one ends; null: not packed
+  const int* seqused_q;  ///< how many rows of each are queries; null: all
+  const Plan* plan;  ///< of packed sequences
   unsigned turns_head;
-  int seqlen_q, rows, head_dim_v;
+  int tile_m;  ///< of the kernel behind it
+  int seqlen_q;  ///< packed: of the array
+  int rows, head_dim_v;
   unsigned heads_q;
   int vectors;  ///< 1: rows of out and dout can be loaded by 16 bytes
 };
@@ -73,9 +83,13 @@ struct PostprocessParams {
   long long part_stride;  ///< in elements
   void* out;
   Strides out_strides;
+  const int* cu_seqlens;  ///< as in PreprocessParams, as the next two
+  const int* seqused;
+  const Plan* plan;
   float scale;
   int parts;
-  int seqlen, head_dim;
+  int seqlen;  ///< packed: of the array
+  int head_dim;
   unsigned heads, tiles;
   int vectors;  ///< 1: rows of it can be stored by 16 bytes
 };

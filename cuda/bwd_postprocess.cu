@@ -1,5 +1,6 @@
 // After the gradients: sums are scaled, rounded, and brought into the order of the user's array.
 #include "bwd_params.h"
+#include "packed_rows.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "spec.cuh"
@@ -26,7 +27,12 @@ __global__ void __launch_bounds__(postprocess_threads) postprocess(const __grid_
   const float4* sums = reinterpret_cast<const float4*>(p.sums + u64(blockIdx.x) * (S.tile_m * S.head_dim)) + thread;
   ptx::griddepcontrol_wait();  // proves the sums
 
-  for (int first = warpgroup; first < groups; first += together * postprocess_warpgroups) {
+  PackedRows rows = {int(m) * S.tile_m, p.seqlen - int(m) * S.tile_m, S.tile_m};
+  if (p.cu_seqlens != nullptr) {
+    rows = PackedRows::of<postprocess_threads>(p.cu_seqlens, p.seqused, p.plan, p.seqlen, S.tile_m, m);
+    if (rows.count <= 0) return;
+  }
+  for (int first = rows.used > 0 ? warpgroup : groups; first < groups; first += together * postprocess_warpgroups) {
     float4 x[together];
 #pragma unroll
     for (int i = 0; i < together; ++i) x[i] = sums[(first + i * postprocess_warpgroups) * warpgroup_threads];
@@ -51,12 +57,13 @@ __global__ void __launch_bounds__(postprocess_threads) postprocess(const __grid_
   __syncthreads();  // proves the tile
 
   u16* out = static_cast<u16*>(p.out) + batch * p.out_strides.batch + head * p.out_strides.head;
-  const int rows = min(S.tile_m, p.seqlen - int(m) * S.tile_m);
-  for (int i = threadIdx.x; i < rows * (S.head_dim / 8); i += postprocess_threads) {
+  const int count = min(S.tile_m, rows.count);
+  for (int i = threadIdx.x; i < count * (S.head_dim / 8); i += postprocess_threads) {
     const int row = i / (S.head_dim / 8), column = i % (S.head_dim / 8) * 8;
     if (column >= p.head_dim) continue;
-    const uint4 x = *reinterpret_cast<const uint4*>(&tile[row * pitch + column / 2]);
-    u16* to = out + (m * S.tile_m + row) * p.out_strides.row + column * p.out_strides.column;
+    uint4 x = {};  // of rows that are no sequence's
+    if (row < rows.used) x = *reinterpret_cast<const uint4*>(&tile[row * pitch + column / 2]);
+    u16* to = out + (rows.first + row) * p.out_strides.row + column * p.out_strides.column;
     if (p.vectors) {
       *reinterpret_cast<uint4*>(to) = x;
       continue;

@@ -3,6 +3,7 @@
 #include "bwd_params.h"
 #include "logits.cuh"
 #include "mask.cuh"
+#include "packed_rows.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "spec.cuh"
@@ -61,20 +62,33 @@ __global__ void __launch_bounds__(preprocess_threads) preprocess(const __grid_co
   const u32 ctas = (p.rows + preprocess_rows - 1) / preprocess_rows;  // of a head
   const u32 head_in_all = blockIdx.x / ctas, part = blockIdx.x - head_in_all * ctas;
   const int batch = head_in_all / p.heads_q, head = head_in_all - batch * p.heads_q;
-  const int begin = part * preprocess_rows, end = min(p.rows, begin + preprocess_rows);
+  const int begin = part * preprocess_rows;
+  int end = min(p.rows, begin + preprocess_rows);
 
   int lanes = 1;  // of a row: a power of two
   while (lanes < 32 && lanes * vector_elements < p.head_dim_v) lanes *= 2;
   const int lane = threadIdx.x % lanes;
+  // A row of the workspace is as many rows of the arrays behind it as `shift` says, if it is one of `exist`.
+  int shift = 0, exist = p.seqlen_q;
+  if (p.cu_seqlens_q != nullptr) {
+    ptx::griddepcontrol_wait();  // proves the plan
+    const u32 tile = begin / p.tile_m;
+    const auto packed =
+        PackedRows::of<preprocess_threads>(p.cu_seqlens_q, p.seqused_q, p.plan, p.seqlen_q, p.tile_m, tile);
+    const int first = tile * p.tile_m;
+    shift = packed.first - first, exist = first + packed.used;
+    if (packed.used <= 0) end = begin;  // nobody looks at the tile
+  }
   const float sink = p.sink == nullptr ? minus_infinity : p.sink[head * p.sink_stride];
   float dsink = 0.f;
 #pragma unroll 2
   for (int row = begin + int(threadIdx.x) / lanes; row < begin + preprocess_rows; row += preprocess_threads / lanes) {
-    const bool exists = row < p.seqlen_q;
+    const bool exists = row < exist;
+    const int own = row + shift;
     float delta = 0.f;
     if (exists) {
-      const auto O = MatrixRow<dtype>::of(p.out, p.out_strides, batch, row, head, p.head_dim_v);
-      const auto dO = MatrixRow<dtype>::of(p.dout, p.dout_strides, batch, row, head, p.head_dim_v);
+      const auto O = MatrixRow<dtype>::of(p.out, p.out_strides, batch, own, head, p.head_dim_v);
+      const auto dO = MatrixRow<dtype>::of(p.dout, p.dout_strides, batch, own, head, p.head_dim_v);
       for (int first = vector_elements * lane; first < p.head_dim_v; first += vector_elements * lanes) {
         delta += dot<dtype>(O.load(first, p.vectors), dO.load(first, p.vectors));
       }
@@ -82,12 +96,12 @@ __global__ void __launch_bounds__(preprocess_threads) preprocess(const __grid_co
     delta = sum_of_lanes(delta, lanes);
     if (lane != 0 || row >= end) continue;
     float lse = minus_infinity;
-    if (exists) lse = p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + row * p.lse_strides.row];
+    if (exists) lse = p.lse[batch * p.lse_strides.batch + head * p.lse_strides.head + own * p.lse_strides.row];
     const bool sees_keys = lse != minus_infinity;
     if (!sees_keys) {
       delta = 0.f;
     } else if (p.dlse != nullptr) {
-      delta -= p.dlse[batch * p.dlse_strides.batch + head * p.dlse_strides.head + row * p.dlse_strides.row];
+      delta -= p.dlse[batch * p.dlse_strides.batch + head * p.dlse_strides.head + own * p.dlse_strides.row];
     }
     const u64 place = u64(head_in_all) * p.rows + row;
     p.lse_log2[place] = sees_keys ? lse * log2_e : -minus_infinity;  // exp2 of what is left is 0

@@ -31,7 +31,8 @@ struct alignas(16) PackedTile {
 /// Which tiles such sequences have, in the order in which they are computed: what plan.cu writes and the kernels read.
 struct Plan {
   unsigned count;
-  unsigned padding[7];
+  unsigned sequences;  ///< as many as there are, or 0 if their offsets are not ascending
+  unsigned padding[6];
   PackedTile tiles[1];  ///< as many as fit into the caller's memory
 };
 

@@ -5,6 +5,9 @@
 //
 // A plan covers every row of q. The rows of no sequence, before the first one, behind the last one and where seqused_q ends
 // a sequence early, make stretches without keys, so that the kernel that reads the plan writes them as rows that see none.
+//
+// The kernel of gradients has key tiles, and a plan of them: in its parameters, keys and queries have changed places.
+#include "packed_rows.cuh"
 #include "params.h"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/types.cuh"
@@ -30,11 +33,6 @@ __device__ inline bool ascending(const int* cu_seqlens, u32 sequences, int total
     wrong |= begin < 0 || end < begin || end > total;
   }
   return !__syncthreads_or(wrong);
-}
-
-/// How much of a sequence is used.
-__device__ inline int used(const int* seqused, u32 sequence, int length) {
-  return seqused == nullptr ? length : min(max(seqused[sequence], 0), length);
 }
 
 /// Where a sequence begins, and how long it is.
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(plan_threads, 1) make_plan(const __grid_consta
   }
   __syncthreads();  // proves the tiles of the classes
   const u32 count = accumulate(classes, of_warps);
-  if (threadIdx.x == 0) p.plan->count = count;
+  if (threadIdx.x == 0) p.plan->count = count, p.plan->sequences = sequences;
 
   // A lane looks at a stretch, and writes its tiles. A sequence may have very many: those its warp writes.
   const u32 lane = threadIdx.x % warp_threads;

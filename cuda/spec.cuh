@@ -112,6 +112,7 @@ struct BwdSpec {
   int tile_n;           ///< keys of a CTA: 128, or 64 that warpgroups share
   int q_stages;         ///< of the Q ring
   int dout_stages;      ///< of the dO ring
+  bool varlen;          ///< sequences are packed, and a plan lists their key tiles
   bool causal;          ///< keys end at a diagonal
   bool window;          ///< keys begin at a diagonal
   bool softcap;         ///< scores are capped by a hyperbolic tangent

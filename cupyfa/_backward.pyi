@@ -37,6 +37,7 @@ class PreprocessPacking:
         sink_stride: int,
         dq_head: int,
         turns_head: int,
+        tile_m: int,
         seqlen_q: int,
         rows: int,
         head_dim_v: int,
@@ -57,7 +58,7 @@ class PostprocessPacking:
         heads: int,
         tiles: int,
     ) -> None: ...
-    def pack(self, sums: int, out: int, vectors: bool) -> bytes: ...
+    def pack(self, addresses: tuple[int, ...], vectors: bool) -> bytes: ...
 
 class SinkPacking:
     def __init__(self, *, dsink_stride: int, batch: int, parts_head: int) -> None: ...

@@ -16,6 +16,9 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
     cdef cppclass Strides:
         long long batch, row, head, column
 
+    cdef cppclass Plan:
+        pass
+
     cdef cppclass BwdParams:
         TensorMap q, k, v, dout, dk, dv
         float *dk_parts
@@ -25,6 +28,7 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         float *dq
         unsigned *turns
         const float *alibi_slopes
+        const Plan *plan
         long long alibi_stride_batch, alibi_stride_head
         float scale_log2, scale, softcap_slope, softcap_log2
         int seqlen_q, seqlen_k, last_diagonal, first_diagonal
@@ -44,8 +48,11 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         float *dq
         long long dq_head
         unsigned *turns
+        const int *cu_seqlens_q
+        const int *seqused_q
+        const Plan *plan
         unsigned turns_head
-        int seqlen_q, rows, head_dim_v
+        int tile_m, seqlen_q, rows, head_dim_v
         unsigned heads_q
         int vectors
 
@@ -60,6 +67,9 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         long long part_stride
         void *out
         Strides out_strides
+        const int *cu_seqlens
+        const int *seqused
+        const Plan *plan
         float scale
         int parts, seqlen, head_dim
         unsigned heads, tiles
@@ -116,7 +126,7 @@ cdef class BackwardPacking:
         maps : tuple of bytes
             The 128-byte tensor maps of q, k, v, dout, dk and dv.
         addresses : tuple of int
-            Of lse_log2, delta, dq, turns, alibi_slopes, dk_parts and dv_parts; 0 for null.
+            Of lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts and the plan; 0 for null.
 
         Returns
         -------
@@ -126,17 +136,17 @@ cdef class BackwardPacking:
         cdef BwdParams p = self._params
         cdef TensorMap *targets[6]
         cdef bytes encoded
-        cdef uintptr_t lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts
+        cdef uintptr_t lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, plan
         targets = [&p.q, &p.k, &p.v, &p.dout, &p.dk, &p.dv]
         if [len(x) for x in maps] != 6 * [sizeof(TensorMap)]:
             raise ValueError(f"six tensor maps have {sizeof(TensorMap)} bytes each, got {[len(x) for x in maps]}")
         for i in range(6):
             encoded = maps[i]
             memcpy(targets[i], <const char *>encoded, sizeof(TensorMap))
-        lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts = addresses
+        lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, plan = addresses
         p.dk_parts, p.dv_parts = <float *>dk_parts, <float *>dv_parts
         p.lse_log2, p.delta, p.dq = <const float *>lse_log2, <const float *>delta, <float *>dq
-        p.turns, p.alibi_slopes = <unsigned *>turns, <const float *>alibi_slopes
+        p.turns, p.alibi_slopes, p.plan = <unsigned *>turns, <const float *>alibi_slopes, <const Plan *>plan
         return (<const char *>&p)[:sizeof(BwdParams)]
 
 
@@ -151,15 +161,15 @@ cdef class PreprocessPacking:
         Elements.
     dq_head, turns_head : int
         Floats and counters of a head.
-    seqlen_q, rows, head_dim_v, heads_q : int
+    tile_m, seqlen_q, rows, head_dim_v, heads_q : int
         As in ``PreprocessParams``.
     """
 
     cdef PreprocessParams _params
 
     def __init__(self, *, tuple out_strides, tuple dout_strides, tuple lse_strides, tuple dlse_strides,
-                 long long sink_stride, long long dq_head, unsigned turns_head, int seqlen_q, int rows,
-                 int head_dim_v, unsigned heads_q):
+                 long long sink_stride, long long dq_head, unsigned turns_head, int tile_m, int seqlen_q,
+                 int rows, int head_dim_v, unsigned heads_q):
         cdef PreprocessParams *p = &self._params
         memset(p, 0, sizeof(PreprocessParams))
         _fill_strides(&p.out_strides, out_strides)
@@ -167,7 +177,7 @@ cdef class PreprocessPacking:
         _fill_strides(&p.lse_strides, lse_strides)
         _fill_strides(&p.dlse_strides, dlse_strides)
         p.sink_stride, p.dq_head, p.turns_head = sink_stride, dq_head, turns_head
-        p.seqlen_q, p.rows, p.head_dim_v, p.heads_q = seqlen_q, rows, head_dim_v, heads_q
+        p.tile_m, p.seqlen_q, p.rows, p.head_dim_v, p.heads_q = tile_m, seqlen_q, rows, head_dim_v, heads_q
 
     def pack(self, tuple addresses, bint vectors):
         """Return the struct.
@@ -175,7 +185,8 @@ cdef class PreprocessPacking:
         Parameters
         ----------
         addresses : tuple of int
-            Of out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq and turns; 0 for null.
+            Of out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns, cu_seqlens_q, seqused_q and the plan; 0
+            for null.
         vectors : bool
             Whether rows of out and dout can be loaded by 16 bytes.
 
@@ -185,12 +196,14 @@ cdef class PreprocessPacking:
             ``PreprocessParams``.
         """
         cdef PreprocessParams p = self._params
-        cdef uintptr_t out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns
-        out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns = addresses
+        cdef uintptr_t out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns, cu_seqlens_q, seqused_q, plan
+        out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns, cu_seqlens_q, seqused_q, plan = addresses
         p.out, p.dout = <const void *>out, <const void *>dout
         p.lse, p.dlse, p.sink = <const float *>lse, <const float *>dlse, <const float *>sink
         p.lse_log2, p.delta, p.dsink, p.dq = <float *>lse_log2, <float *>delta, <float *>dsink, <float *>dq
         p.turns, p.vectors = <unsigned *>turns, vectors
+        p.cu_seqlens_q, p.seqused_q = <const int *>cu_seqlens_q, <const int *>seqused_q
+        p.plan = <const Plan *>plan
         return (<const char *>&p)[:sizeof(PreprocessParams)]
 
 
@@ -217,13 +230,13 @@ cdef class PostprocessPacking:
         p.scale, p.parts, p.part_stride, p.seqlen, p.head_dim = scale, parts, part_stride, seqlen, head_dim
         p.heads, p.tiles = heads, tiles
 
-    def pack(self, uintptr_t sums, uintptr_t out, bint vectors):
+    def pack(self, tuple addresses, bint vectors):
         """Return the struct.
 
         Parameters
         ----------
-        sums, out : int
-            Addresses of the sums and of the user's array.
+        addresses : tuple of int
+            Of the sums, of the user's array, and of cu_seqlens, seqused and the plan; 0 for null.
         vectors : bool
             Whether rows of it can be stored by 16 bytes.
 
@@ -233,7 +246,10 @@ cdef class PostprocessPacking:
             ``PostprocessParams``.
         """
         cdef PostprocessParams p = self._params
+        cdef uintptr_t sums, out, cu_seqlens, seqused, plan
+        sums, out, cu_seqlens, seqused, plan = addresses
         p.sums, p.out, p.vectors = <const float *>sums, <void *>out, vectors
+        p.cu_seqlens, p.seqused, p.plan = <const int *>cu_seqlens, <const int *>seqused, <const Plan *>plan
         return (<const char *>&p)[:sizeof(PostprocessParams)]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyfa import debug
 from cupyfa._launch import TensorMapGeometry, launch
 from cupyfa.backward_plan import BackwardPlan, plan_with_copies
 from cupyfa.backward_problem import (
@@ -196,8 +197,11 @@ def _on_gpu(
     arrays = with_gradients(cupy.empty, arrays, prepared.problem)
     at = _addresses(arrays)
     check_backward_overlap(prepared.problem, at)
+    if debug.DEBUG and prepared.problem.forward.planned and not cupy.cuda.get_current_stream().is_capturing():
+        lengths = {name: getattr(arrays, name) for name in LENGTHS}
+        check_lengths({name: None if x is None else x.get() for name, x in lengths.items()}, prepared.problem.forward)
     if prepared.plan is None:
-        fill_empty(arrays)
+        fill_empty(cupy, arrays)
         return arrays
     memory = workspace_memory(prepared.workspace_bytes, workspace)
     if workspace is not None:

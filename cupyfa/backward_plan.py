@@ -13,14 +13,16 @@ from cupyfa.backward_problem import BackwardArrays, BackwardProblem
 from cupyfa.backward_select import BackwardSelection
 from cupyfa.copies import Copy, copies_of
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import TMA_ALIGNMENT, Layout, Operand, row_strides, strides_or_zeros
+from cupyfa.operand import TMA_ALIGNMENT, Addresses, Layout, Operand, row_strides, strides_or_zeros
+from cupyfa.packing import UNBOUNDED, Packing, packed_map
 from cupyfa.select import Device
-from cupyfa.spec import BwdSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
+from cupyfa.spec import BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
 
 __all__ = ["BackwardPlan", "backward_specs", "plan_backward", "plan_with_copies"]
 
 _LOG2_E = math.log2(math.e)
 _MOST_CTAS = 2**31 - 1
+_MOST_ROWS = 2**31 - 1  # of a head, filled up to tiles
 _SPACING = 256  # bytes; parts of the workspace begin at multiples of it
 _GRADIENT_ROWS = 64  # a warpgroup stores its own rows
 _SMALLEST_PART = 64 * 32  # of a dQ that waits for its turn: elements (the kernel checks that it has no smaller ones)
@@ -71,6 +73,7 @@ def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tu
         Three to six.
     """
     spec = selection.spec
+    planning = (PlanSpec(),) if spec.varlen else ()
     rounded = [PostprocessSpec(dtype=spec.dtype, head_dim=spec.head_dim, tile_m=spec.tile_m)]
     if selection.parts > 1:
         rounded += [
@@ -78,7 +81,7 @@ def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tu
             for head_dim in (spec.head_dim, spec.head_dim_v)
         ]
     sink = () if problem.dsink is None else (SinkSpec(),)
-    return (PreprocessSpec(spec.dtype), spec, *rounded, *sink)
+    return (*planning, PreprocessSpec(spec.dtype), spec, *rounded, *sink)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,28 +94,30 @@ class BackwardPlan:
         The kernels.
     geometries : tuple of LaunchGeometry
         Of each.
-    preprocess, backward, sink
-        Their parameters; sink may be None.
+    planning, preprocess, backward, sink
+        Their parameters; the first is there for packed sequences, and sink may be None.
     roundings : tuple of _Rounding
         Of dq, and of dk and dv where their sums are in parts.
     maps : tuple of TensorMapGeometry or None
         Of q, k, v, dout, dk and dv; None for dk and dv where their sums are in parts.
     row_vectors : bool
         Whether rows of out and dout are vectors of 16 bytes, if they begin at a multiple of that.
-    lse_log2, delta, turns, dsink : _Place
-        In the workspace; turns and dsink may be None.
+    plan, lse_log2, delta, turns, dsink : _Place
+        In the workspace; plan, turns and dsink may be None.
     workspace_bytes : int
         All of it.
     """
 
     specs: tuple[Spec, ...]
     geometries: tuple[LaunchGeometry, ...]
+    planning: Packing | None
     preprocess: PreprocessPacking
     backward: BackwardPacking
     sink: SinkPacking | None
     roundings: tuple[_Rounding, ...]
     maps: tuple[TensorMapGeometry | None, ...]
     row_vectors: bool
+    plan: _Place | None
     lse_log2: _Place
     delta: _Place
     turns: _Place | None
@@ -155,11 +160,14 @@ class BackwardPlan:
         def place(part: _Place | None) -> int:
             return 0 if part is None else workspace + part.begin
 
-        lse_log2, delta, turns, dsink = map(place, (self.lse_log2, self.delta, self.turns, self.dsink))
+        plan, lse_log2, delta = map(place, (self.plan, self.lse_log2, self.delta))
+        turns, dsink = map(place, (self.turns, self.dsink))
         sums = {rounding.name: place(rounding.sums) for rounding in self.roundings}
-        packed = [
+        rows = (at.cu_seqlens_q or 0, at.seqused_q or 0, plan)
+        packed = [] if self.planning is None else [self.planning.pack(_keys_for_queries(at), plan)]
+        packed += [
             self.preprocess.pack(
-                (at.out, at.dout, at.lse, at.dlse or 0, at.sink or 0, lse_log2, delta, dsink, sums["dq"], turns),
+                (at.out, at.dout, at.lse, at.dlse or 0, at.sink or 0, lse_log2, delta, dsink, sums["dq"], turns, *rows),
                 self.row_vectors and not (at.out | at.dout) % TMA_ALIGNMENT,
             ),
             self.backward.pack(
@@ -167,12 +175,12 @@ class BackwardPlan:
                     _NO_MAP if x is None else encode(x, getattr(copied, name))
                     for x, name in zip(self.maps, _MAPPED, strict=True)
                 ),
-                (lse_log2, delta, sums["dq"], turns, at.alibi_slopes or 0, sums.get("dk", 0), sums.get("dv", 0)),
+                (lse_log2, delta, sums["dq"], turns, at.alibi_slopes or 0, sums.get("dk", 0), sums.get("dv", 0), plan),
             ),
         ]
         for name, packing, _, vectors in self.roundings:
             address = getattr(at, name)
-            packed.append(packing.pack(sums[name], address, vectors and not address % TMA_ALIGNMENT))
+            packed.append(packing.pack((sums[name], address, *rows), vectors and not address % TMA_ALIGNMENT))
         if self.sink is not None:
             packed.append(self.sink.pack(dsink, at.dsink or 0))
         return packed
@@ -218,15 +226,25 @@ def plan_backward(
         The problem needs more CTAs than a grid has.
     """
     forward, spec = problem.forward, selection.spec
+    planning = _planning(problem, spec, device) if spec.varlen else None
+    batch = 1 if planning else forward.batch  # of the arrays
     tiles_m, tiles_n = -(-forward.seqlen_q // spec.tile_m), -(-forward.seqlen_k // spec.tile_n)
-    rows, heads = tiles_m * spec.tile_m, forward.batch * forward.heads_q
+    if planning is not None:  # at most
+        tiles_m, tiles_n = forward.seqlen_q // spec.tile_m + forward.batch + 2, planning.most_tiles
+    rows, heads = tiles_m * spec.tile_m, batch * forward.heads_q
     parts = selection.parts
     specs = backward_specs(problem, selection)
     of_kernel = [traits(x) for x in specs]
-    preprocess_ctas = -(-rows // of_kernel[0]["tile_m"])
-    key_tiles = forward.batch * forward.heads_kv * tiles_n
-    grids = [heads * preprocess_ctas, key_tiles * parts, heads * tiles_m]
+    (preprocess_tile,) = (x["tile_m"] for x, of in zip(of_kernel, specs, strict=True) if isinstance(of, PreprocessSpec))
+    preprocess_ctas = -(-rows // preprocess_tile)
+    key_tiles = batch * forward.heads_kv * tiles_n
+    grids = [1] * (planning is not None) + [heads * preprocess_ctas, key_tiles * parts, heads * tiles_m]
     grids += [key_tiles] * (2 if parts > 1 else 0) + [forward.heads_q] * (problem.dsink is not None)
+    if rows > _MOST_ROWS:
+        raise UnsupportedError(
+            f"attention: {forward.batch} packed sequences of {forward.seqlen_q} rows are {rows} rows in tiles of their "
+            f"own; at most {_MOST_ROWS} are supported: make several calls"
+        )
     if max(grids) > _MOST_CTAS:
         raise UnsupportedError(
             f"attention: batch {forward.batch} with {forward.heads_q} heads, seqlen_q {forward.seqlen_q} and seqlen_k "
@@ -239,23 +257,25 @@ def plan_backward(
         for number, (grid, kernel) in enumerate(zip(grids, of_kernel, strict=True))
     )
     workspace = _Workspace(begin)
+    plan = None if planning is None else workspace.take(planning.plan_bytes)
     turns_head = rows * spec.head_dim // _SMALLEST_PART
     lse_log2, delta = workspace.take(4 * heads * rows), workspace.take(4 * heads * rows)
-    roundings = [_rounding(problem.dq, spec.head_dim, spec.tile_m, 1, forward.softmax_scale, workspace)]
+    roundings = [_rounding(problem.dq, tiles_m, spec.head_dim, spec.tile_m, 1, forward.softmax_scale, workspace)]
     if parts > 1:
         for gradient, head_dim, factor in (
             (problem.dk, spec.head_dim, forward.softmax_scale),
             (problem.dv, spec.head_dim_v, 1.0),
         ):
-            roundings.append(_rounding(gradient, head_dim, spec.tile_n, parts, factor, workspace))
+            roundings.append(_rounding(gradient, tiles_n, head_dim, spec.tile_n, parts, factor, workspace))
     turns = workspace.take(4 * heads * turns_head) if spec.deterministic else None
     dsink = None if problem.dsink is None else workspace.take(4 * heads * preprocess_ctas)
     scale, cap = forward.softmax_scale, forward.softcap
     slope_batch, slope_head = strides_or_zeros(forward.alibi_slopes, 2)
-    diagonal = forward.seqlen_k - forward.seqlen_q
+    diagonal = 0 if spec.varlen else forward.seqlen_k - forward.seqlen_q
     return BackwardPlan(
         specs=specs,
         geometries=geometries,
+        planning=planning,
         preprocess=PreprocessPacking(
             out_strides=forward.out.element_strides,
             dout_strides=problem.dout.element_strides,
@@ -264,6 +284,7 @@ def plan_backward(
             sink_stride=strides_or_zeros(forward.sink, 1)[0],
             dq_head=rows * spec.head_dim,
             turns_head=turns_head,
+            tile_m=spec.tile_m,
             seqlen_q=forward.seqlen_q,
             rows=rows,
             head_dim_v=forward.head_dim_v,
@@ -286,16 +307,15 @@ def plan_backward(
             parts=parts,
             tiles_m=tiles_m,
             tiles_n=tiles_n,
-            heads_per_section=_heads_per_section(spec, tiles_n, forward.batch * forward.heads_kv * parts, device),
+            heads_per_section=_heads_per_section(spec, tiles_n, batch * forward.heads_kv * parts, device),
         ),
         roundings=tuple(roundings),
         sink=None
         if problem.dsink is None
-        else SinkPacking(
-            dsink_stride=problem.dsink.element_strides[0], batch=forward.batch, parts_head=preprocess_ctas
-        ),
+        else SinkPacking(dsink_stride=problem.dsink.element_strides[0], batch=batch, parts_head=preprocess_ctas),
         maps=tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in _MAPPED),
         row_vectors=forward.out.has_vectors and problem.dout.has_vectors,
+        plan=plan,
         lse_log2=lse_log2,
         delta=delta,
         turns=turns,
@@ -337,12 +357,50 @@ def plan_with_copies(
     return plan_backward(problem, selection, traits, device, mapped, begin), copies
 
 
+def _planning(problem: BackwardProblem, spec: BwdSpec, device: Device) -> Packing:
+    """Return what the plan of packed sequences depends on: it lists key tiles, so queries and keys change places."""
+    forward = problem.forward
+    group = forward.heads_q // forward.heads_kv
+    bytes_of_row = 2 * (spec.head_dim + spec.head_dim_v) + 4 * spec.head_dim  # of Q, dO and the sum of dQ
+    return Packing(
+        sequences=forward.batch,
+        rows_q=0,
+        rows_k=0,
+        q_step=0,
+        k_step=0,
+        total_q=forward.seqlen_k,
+        total_k=forward.seqlen_q,
+        tile_m=spec.tile_n,
+        tile_n=spec.tile_m,
+        window=int(min(forward.window, UNBOUNDED)),
+        heads_q=forward.heads_kv,
+        heads_per_kv=1,
+        keys_in_l2=device.l2_bytes // 2 // (group * bytes_of_row),
+        multiprocessors=device.multiprocessors,
+        tiles_grow=spec.causal and not spec.window,
+        longest_first=True,
+    )
+
+
+def _keys_for_queries(at: BackwardArrays[int]) -> Addresses:
+    """Return the lengths as the plan takes them."""
+    return Addresses(
+        q=0,
+        k=0,
+        v=0,
+        out=0,
+        cu_seqlens_q=at.cu_seqlens_k or 0,
+        cu_seqlens_k=at.cu_seqlens_q or 0,
+        seqused_q=at.seqused_k or 0,
+        seqused_k=at.seqused_q or 0,
+    )
+
+
 def _rounding(
-    gradient: Operand, head_dim: int, tile: int, parts: int, scale: float, workspace: _Workspace
+    gradient: Operand, tiles: int, head_dim: int, tile: int, parts: int, scale: float, workspace: _Workspace
 ) -> _Rounding:
     """Take room for the sums of a gradient, in tiles of rows with a padded head_dim, and say what becomes of them."""
     batch, seqlen, heads, columns = gradient.shape
-    tiles = -(-seqlen // tile)
     part = batch * heads * tiles * tile * head_dim
     packing = PostprocessPacking(
         out_strides=gradient.element_strides,
@@ -367,6 +425,8 @@ def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) 
 def _tensor_map(matrix: Operand, spec: BwdSpec, name: str) -> TensorMapGeometry:
     batch, seqlen, heads, head_dim = matrix.shape
     rows = {"q": spec.tile_m, "dout": spec.tile_m, "k": spec.tile_n, "v": spec.tile_n}.get(name, _GRADIENT_ROWS)
+    if spec.varlen:
+        return packed_map(matrix, True, (64, rows))
     to_batch, to_row, to_head, _ = matrix.tma_strides
     return TensorMapGeometry(
         spec.dtype.value, (head_dim, seqlen, heads, batch), (to_row, to_head, to_batch), (64, rows)

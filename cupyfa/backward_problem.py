@@ -382,11 +382,13 @@ def check_backward_workspace(problem: BackwardProblem, addresses: BackwardArrays
     check_unshared(memory, begin, others)
 
 
-def fill_empty(arrays: BackwardArrays[Any]) -> None:
+def fill_empty(xp: Any, arrays: BackwardArrays[Any]) -> None:
     """Write the gradients of a problem that has no row, or no key.
 
     Parameters
     ----------
+    xp : module
+        ``numpy`` or ``cupy``.
     arrays : BackwardArrays
         With all gradients: they become 0, but for that of a sink, which is the lse of each row then, unless it is -inf.
     """
@@ -394,4 +396,27 @@ def fill_empty(arrays: BackwardArrays[Any]) -> None:
         if (gradient := getattr(arrays, name)) is not None:
             gradient[...] = 0
     if arrays.dsink is not None and arrays.dlse is not None:
-        arrays.dsink[...] = arrays.dlse.sum(axis=(0, 2)) * (arrays.sink != -np.inf)
+        dlse = arrays.dlse.sum(axis=(0, 2)) if arrays.cu_seqlens_q is None else _sum_of_sequences(xp, arrays)
+        arrays.dsink[...] = dlse * (arrays.sink != -np.inf)
+
+
+def _sum_of_sequences(xp: Any, arrays: BackwardArrays[Any]) -> Any:
+    """Return the sum of dlse of each head over the rows of packed sequences; 0 if their offsets are not in order.
+
+    No operation waits for a GPU.
+    """
+    offsets: Any = arrays.cu_seqlens_q
+    of_keys: Any = arrays.cu_seqlens_k
+    rows, sequences = xp.arange(arrays.q.shape[0], dtype=np.int32), len(offsets) - 1
+    if not sequences:
+        return 0
+    in_order = xp.asarray(True)
+    for of, size in ((offsets, len(rows)), (of_keys, len(arrays.k))):
+        in_order = in_order & (of[0] >= 0) & (of[1:] >= of[:-1]).all() & (of[-1] <= size)
+    used = offsets[1:] - offsets[:-1]
+    if arrays.seqused_q is not None:
+        used = xp.minimum(arrays.seqused_q, used)
+    sequence = xp.searchsorted(offsets, rows, side="right") - 1  # of each row; of empty ones the last that begins there
+    there = xp.clip(sequence, 0, sequences - 1)
+    inside = (sequence == there) & (rows - offsets[there] < used[there]) & in_order
+    return xp.where(inside, arrays.dlse, 0).sum(axis=1)

@@ -118,7 +118,8 @@ class BackwardSelection:
     heads_per_part : int
         How many of the query heads that share a key/value head a CTA walks.
     parts : int
-        How many CTAs share a key tile: their sums of dK and dV are added afterwards, in a fixed order.
+        How many CTAs share a key tile: their sums of dK and dV are added afterwards, in a fixed order. One for packed
+        sequences, whose key tiles nobody has counted.
     """
 
     spec: BwdSpec
@@ -201,11 +202,6 @@ def select_backward(
             f"attention: the GPU has compute capability {major}.{minor}; gradients have kernels for 9.0 (Hopper: H100, "
             "H200). NumPy arrays run on the CPU"
         )
-    if forward.packed is not None:
-        raise UnsupportedError(
-            "attention: no kernel computes the gradients of packed sequences yet; call attention_backward for each "
-            "sequence, or pass NumPy arrays"
-        )
     if forward.bias is not None:
         raise UnsupportedError(
             "attention: no kernel computes the gradients of attention with a bias yet; alibi_slopes, softcap, sink and "
@@ -213,8 +209,10 @@ def select_backward(
         )
     objections = tuple(row.objection(problem) for row in BWD_CANDIDATES)
     best = BWD_CANDIDATES[objections.index(None)]
-    key_tiles = forward.batch * forward.heads_kv * -(-forward.seqlen_k // best.tile_n)
-    heads_per_part, parts = _share(forward.heads_q // forward.heads_kv, key_tiles, device.multiprocessors)
+    heads_per_part, parts = forward.heads_q // forward.heads_kv, 1
+    if forward.packed is None:  # else only the device knows how many key tiles there are
+        key_tiles = forward.batch * forward.heads_kv * -(-forward.seqlen_k // best.tile_n)
+        heads_per_part, parts = _share(heads_per_part, key_tiles, device.multiprocessors)
     spec = BwdSpec(
         dtype=forward.dtype,
         head_dim=best.columns(forward.head_dim),
@@ -223,6 +221,7 @@ def select_backward(
         tile_n=best.tile_n,
         q_stages=best.q_stages,
         dout_stages=best.dout_stages,
+        varlen=forward.packed is not None,
         causal=forward.right is not None,
         window=forward.left is not None,
         softcap=forward.softcap is not None,

@@ -65,7 +65,7 @@ class PreparedBackward:
             Of the last one that ran.
         """
         if not self.stages:
-            fill_empty(self.arrays)
+            fill_empty(np, self.arrays)
         for copy, memory in self.copies:
             if copy.name not in GRADIENTS:
                 copy.read(getattr(self.arrays, copy.name), memory)

@@ -11,14 +11,24 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from cupyfa._launch import PARAMETER_SIZES, Function, LaunchGeometry, launch, pack_plan, plan_bytes
-from cupyfa.operand import Addresses, rows_to_next
+from cupyfa._launch import (
+    PACKED_ROWS,
+    PARAMETER_SIZES,
+    Function,
+    LaunchGeometry,
+    TensorMapGeometry,
+    launch,
+    pack_plan,
+    plan_bytes,
+)
+from cupyfa.operand import Addresses, Operand, rows_to_next
 from cupyfa.problem import Problem
 from cupyfa.select import Device, Selection
 
-__all__ = ["Packing", "Planner", "packed_tiles", "read_plan"]
+__all__ = ["UNBOUNDED", "Packing", "Planner", "packed_map", "packed_tiles", "read_plan"]
 
-_UNBOUNDED = 2**30  # keys of a window; the arrays hold fewer, or so many that they are one class
+#: Keys of a window that has no end: the arrays hold fewer, or so many that they are one class.
+UNBOUNDED = 2**30
 
 
 def packed_tiles(problem: Problem, tile_m: int) -> int:
@@ -41,6 +51,31 @@ def packed_tiles(problem: Problem, tile_m: int) -> int:
 
 def _most_tiles(total_q: int, sequences: int, tile_m: int) -> int:
     return total_q // tile_m + min(total_q, 2 * sequences + 1)
+
+
+def packed_map(operand: Operand, packed: bool, box: tuple[int, int]) -> TensorMapGeometry:
+    """Return the tensor map of a matrix whose sequences end where the device says: see ``FwdParams``.
+
+    Parameters
+    ----------
+    operand : Operand
+        In BSHD order.
+    packed : bool
+        Whether it is a batch of 1, with the sequences one behind the other.
+    box : tuple of int
+        Columns and rows.
+
+    Returns
+    -------
+    TensorMapGeometry
+        Of five dimensions.
+    """
+    batch, seqlen, heads, head_dim = operand.shape
+    to_batch, to_row, to_head, _ = operand.tma_strides
+    row = to_row if seqlen > 1 else to_batch  # the step to the next batch is a row where sequences have one
+    rows = seqlen if packed else (batch - 1) * (rows_to_next(operand) or 0) + seqlen
+    shape = (head_dim, PACKED_ROWS, heads, rows + 1, PACKED_ROWS + 1)
+    return TensorMapGeometry(operand.dtype.name, shape, (row, to_head, row, 2**34 - row), box)
 
 
 _PACKED_TILE = np.dtype(
@@ -140,7 +175,7 @@ class Packing:
             total_k=problem.rows[1],
             tile_m=spec.tile_m,
             tile_n=spec.tile_n,
-            window=int(min(problem.window, _UNBOUNDED)),
+            window=int(min(problem.window, UNBOUNDED)),
             heads_q=problem.heads_q,
             heads_per_kv=problem.heads_q // problem.heads_kv,
             keys_in_l2=device.l2_bytes // 2 // bytes_of_key,
@@ -150,9 +185,14 @@ class Packing:
         )
 
     @property
+    def most_tiles(self) -> int:
+        """The most tiles that a plan can have, of one head."""
+        return _most_tiles(self.total_q, self.sequences, self.tile_m)
+
+    @property
     def plan_bytes(self) -> int:
         """The size of a plan."""
-        return plan_bytes(_most_tiles(self.total_q, self.sequences, self.tile_m))
+        return plan_bytes(self.most_tiles)
 
     def pack(self, addresses: Addresses, plan: int) -> bytes:
         """Return the parameters of the kernel that makes a plan.

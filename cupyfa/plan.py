@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from cupyfa._launch import PACKED_ROWS, ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
+from cupyfa._launch import ForwardLauncher, Function, LaunchGeometry, TensorMapGeometry, TileCounters
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand, rows_to_next, strides_or_zeros
-from cupyfa.packing import packed_tiles
+from cupyfa.packing import packed_map, packed_tiles
 from cupyfa.problem import Problem
 from cupyfa.scales import Scales
 from cupyfa.schedule import heads_per_section
@@ -118,13 +118,10 @@ def fill_without_keys(out: Any, lse: Any, sink: Any) -> None:
 
 
 def _tensor_map(problem: Problem, operand: Operand, box: tuple[int, int]) -> TensorMapGeometry:
+    if problem.planned:
+        return packed_map(operand, problem.packed is not None, box)
     batch, seqlen, heads, head_dim = operand.shape
     to_batch, to_row, to_head, _ = operand.tma_strides
-    if problem.planned:  # see FwdParams
-        row = to_row if seqlen > 1 else to_batch  # the step to the next batch is a row where sequences have one
-        rows = seqlen if problem.packed else (batch - 1) * (rows_to_next(operand) or 0) + seqlen
-        shape = (head_dim, PACKED_ROWS, heads, rows + 1, PACKED_ROWS + 1)
-        return TensorMapGeometry(problem.dtype.value, shape, (row, to_head, row, 2**34 - row), box)
     return TensorMapGeometry(problem.dtype.value, (head_dim, seqlen, heads, batch), (to_row, to_head, to_batch), box)
 
 

@@ -370,6 +370,8 @@ class BwdSpec(_Template):
         Keys of a CTA: 128, or 64 where a head dimension exceeds 128.
     q_stages, dout_stages : int
         Slots of the Q ring and of the dO ring.
+    varlen : bool
+        Sequences are packed, and a plan lists their key tiles.
     causal, window, softcap, alibi : bool
         As in `FwdSpec`.
     partial : bool
@@ -383,7 +385,7 @@ class BwdSpec(_Template):
     --------
     >>> spec = BwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=64, tile_n=128, q_stages=3, dout_stages=3,
-    ...     causal=True, window=False, softcap=False, alibi=False, partial=False, deterministic=False,
+    ...     varlen=False, causal=True, window=False, softcap=False, alibi=False, partial=False, deterministic=False,
     ...     setmaxnreg=True,
     ... )
     >>> spec.name_expression[:40]
@@ -397,6 +399,7 @@ class BwdSpec(_Template):
     tile_n: int
     q_stages: int
     dout_stages: int
+    varlen: bool
     causal: bool
     window: bool
     softcap: bool
@@ -411,7 +414,7 @@ class BwdSpec(_Template):
 
     def __str__(self) -> str:
         """Return the spec on one short line."""
-        names = ("causal", "window", "softcap", "alibi", "partial", "deterministic", "setmaxnreg")
+        names = ("varlen", "causal", "window", "softcap", "alibi", "partial", "deterministic", "setmaxnreg")
         switches = [name for name in names if getattr(self, name)]
         tiles = f"{_head_dims(self)} {self.tile_m}x{self.tile_n} stages {self.q_stages}, {self.dout_stages}"
         return f"backward {self.arch} {self.dtype.value} {tiles} {' '.join(switches)}".rstrip()

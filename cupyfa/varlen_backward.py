@@ -48,6 +48,8 @@ def attention_varlen_backward(
 ) -> Gradients:
     """Compute the gradients of :func:`cupyfa.attention_varlen`.
 
+    The lengths stay on the GPU, as there: no call waits for it, and a captured call takes the lengths of each replay.
+
     Parameters
     ----------
     dout : array, (total_q, heads_q, head_dim_v)
@@ -77,6 +79,11 @@ def attention_varlen_backward(
     ------
     TypeError, ValueError, UnsupportedError, CompileError, LaunchError, HazardError
         As for :func:`cupyfa.attention_varlen`. Nothing was written.
+
+    Notes
+    -----
+    On the GPU a call launches four or five kernels, of which the first one plans. No two thread blocks add to the same
+    dk or dv, so that their bits depend on nothing but the arguments, as those of dq do with ``deterministic``.
 
     Examples
     --------

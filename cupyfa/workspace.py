@@ -130,8 +130,9 @@ def backward_workspace_size(
     Returns
     -------
     int
-        The size of ``workspace``: a float32 sum of dq, which is twice as large as dq and padded to whole tiles, two
-        numbers for each row, and copies of what TMA cannot take where it is. 0 if there is no row, or no key.
+        The size of ``workspace``: a float32 sum of dq, which is twice as large as dq and padded to whole tiles, of each
+        packed sequence by itself, two numbers for each row, and copies of what TMA cannot take where it is. 0 if there
+        is no row, or no key.
 
     Raises
     ------

@@ -381,10 +381,6 @@ BAD_PACKED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bias": ({"bias": rows(5, 7)}, ValueError, r"bias has 5 rows but sequence 1 has 6; it must have 1, or as many"),
     "deterministic": ({"deterministic": "yes"}, TypeError, r"deterministic is 'yes'; it must be True or False$"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays"),
-    "emulator": (
-        {"backend": "emulator"}, cupyfa.UnsupportedError,
-        r"no kernel computes the gradients of packed sequences yet; call attention_backward for each sequence",
-    ),
     "dq in the lengths": (
         {"cu_seqlens_q": part(0, 3, dtype=np.int32), "dq": part(5, 10, 4, 16)}, ValueError,
         "dq shares memory with cu_seqlens_q",

@@ -23,7 +23,7 @@ from cupyfa.copies import Copy
 from cupyfa.errors import UnsupportedError
 from cupyfa.select import H200, Device
 from cupyfa.sources import read
-from cupyfa.spec import BwdSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
+from cupyfa.spec import BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
 
 Values = dict[str, Any]
 
@@ -31,7 +31,7 @@ Values = dict[str, Any]
 MAPS = ("q", "k", "v", "dout", "dk", "dv")
 BWD = {
     **dict.fromkeys(MAPS, "16Q"),
-    **dict.fromkeys(("dk_parts", "dv_parts", "lse_log2", "delta", "dq", "turns", "alibi_slopes"), "Q"),
+    **dict.fromkeys(("dk_parts", "dv_parts", "lse_log2", "delta", "dq", "turns", "alibi_slopes", "plan"), "Q"),
     **dict.fromkeys(("alibi_stride_batch", "alibi_stride_head"), "q"),
     **dict.fromkeys(("scale_log2", "scale", "softcap_slope", "softcap_log2"), "f"),
     **dict.fromkeys(("seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"), "i"),
@@ -39,16 +39,16 @@ BWD = {
     **dict.fromkeys(("tiles_m", "tiles_n", "heads_per_section"), "I"),
 }
 #: In the order in which the packing takes them.
-BWD_ADDRESSES = ("lse_log2", "delta", "dq", "turns", "alibi_slopes", "dk_parts", "dv_parts")
+BWD_ADDRESSES = ("lse_log2", "delta", "dq", "turns", "alibi_slopes", "dk_parts", "dv_parts", "plan")
 PREPROCESS = {
     **dict.fromkeys(("out", "dout", "lse", "dlse", "sink"), "Q"),
     **dict.fromkeys(("out_strides", "dout_strides", "lse_strides", "dlse_strides"), "4q"),
     "sink_stride": "q",
     **dict.fromkeys(("lse_log2", "delta", "dsink", "dq"), "Q"),
     "dq_head": "q",
-    "turns": "Q",
+    **dict.fromkeys(("turns", "cu_seqlens_q", "seqused_q", "plan"), "Q"),
     "turns_head": "I",
-    **dict.fromkeys(("seqlen_q", "rows", "head_dim_v"), "i"),
+    **dict.fromkeys(("tile_m", "seqlen_q", "rows", "head_dim_v"), "i"),
     "heads_q": "I",
     "vectors": "i",
 }
@@ -58,10 +58,19 @@ POSTPROCESS = {
     "part_stride": "q",
     "out": "Q",
     "out_strides": "4q",
+    **dict.fromkeys(("cu_seqlens", "seqused", "plan"), "Q"),
     "scale": "f",
     **dict.fromkeys(("parts", "seqlen", "head_dim"), "i"),
     **dict.fromkeys(("heads", "tiles"), "I"),
     "vectors": "i",
+}
+#: Of the kernel in front of them, where sequences are packed.
+PLAN = {
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "plan"), "Q"),
+    "sequences": "I",
+    **dict.fromkeys(("rows_q", "rows_k", "q_step", "k_step", "total_q", "total_k", "tile_m", "tile_n", "window"), "i"),
+    **dict.fromkeys(("heads_q", "heads_per_kv", "keys_in_l2", "multiprocessors"), "I"),
+    **dict.fromkeys(("tiles_grow", "longest_first"), "i"),
 }
 LAYOUTS = {"PreprocessParams": PREPROCESS, "BwdParams": BWD, "PostprocessParams": POSTPROCESS, "SinkParams": SINK}
 PACKINGS: dict[str, Callable[..., Any]] = {
@@ -107,9 +116,9 @@ def pack(name: str, values: Values) -> bytes:
     if name == "BwdParams":
         in_order = tuple(values[n] for n in BWD_ADDRESSES)
         return packing.pack(tuple(struct.pack("<16Q", *values[n]) for n in MAPS), in_order)
-    if name == "PreprocessParams":
+    if "vectors" in values:
         return packing.pack(addresses, values["vectors"])
-    return packing.pack(*addresses, *([values["vectors"]] if "vectors" in values else []))
+    return packing.pack(*addresses)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -167,7 +176,7 @@ def test_a_value_that_does_not_fit_is_refused(name: str, field: str, value: int)
 def test_what_cannot_be_packed() -> None:
     values = example(BWD)
     packing = BackwardPacking(**{n: values[n] for n, kind in BWD.items() if kind in "qfiI" and n != "heads_per_kv"})
-    maps, at = (bytes(128),) * 6, (0,) * 7
+    maps, at = (bytes(128),) * 6, (0,) * 8
     for wrong in ((bytes(128),) * 5, (*maps[:5], b"abc")):
         with pytest.raises(ValueError, match=r"^six tensor maps have 128 bytes each, got \[128, 128, 128, 128, 128"):
             packing.pack(wrong, at)
@@ -195,7 +204,8 @@ def plan_of(
 
 
 def encode(geometry: Any, address: int) -> bytes:
-    return struct.pack("<16Q", address, *geometry.shape, *geometry.strides, *geometry.box, *range(6))
+    words = (address, *geometry.shape, *geometry.strides, *geometry.box, *range(6))
+    return struct.pack("<16Q", *words[:16])
 
 
 #: Where arrays are, and copies of all of them.
@@ -213,11 +223,10 @@ def packed_of(problem: BackwardProblem, *unaligned: str, **more: Any) -> dict[st
     packed = plan.pack(encode, at, copied, WORKSPACE)
     assert len(packed) == len(plan.specs) == len(plan.geometries)
     rounded = [x.name for x in plan.roundings]
-    names = ["PreprocessParams", "BwdParams", *rounded, *["SinkParams"] * (problem.dsink is not None)]
-    return {
-        name: unpack(POSTPROCESS if name in rounded else LAYOUTS[name], data)
-        for name, data in zip(names, packed, strict=True)
-    }
+    names = ["PlanParams"] * (plan.planning is not None) + ["PreprocessParams", "BwdParams", *rounded]
+    names += ["SinkParams"] * (problem.dsink is not None)
+    layouts = LAYOUTS | {"PlanParams": PLAN} | dict.fromkeys(rounded, POSTPROCESS)
+    return {name: unpack(layouts[name], data) for name, data in zip(names, packed, strict=True)}
 
 
 #: Three query heads share a key head: each has a CTA of its own, for 18 key tiles leave most of the GPU idle.
@@ -538,6 +547,102 @@ def test_heads_of_a_section(options: Values, device: Device, heads: int) -> None
     assert fields["BwdParams"]["heads_per_section"] == heads
 
 
+# --- Packed sequences ---
+
+#: 5 sequences in 1000 rows and 700 keys.
+PACKED = problem_of(5, 1000, 700, heads_q=6, heads_kv=2, causal=True, packed=True, used=True, **EVERYTHING)
+
+
+def test_what_a_packed_call_launches() -> None:
+    plan, _ = plan_of(PACKED)
+    spec = select_backward(PACKED, H200).spec
+    assert (spec.tile_m, spec.tile_n, spec.varlen) == (64, 128, True)
+    assert plan.specs == (
+        PlanSpec(),
+        PreprocessSpec(spec.dtype),
+        spec,
+        PostprocessSpec(dtype=spec.dtype, head_dim=128, tile_m=64),
+        SinkSpec(),
+    )
+    # Whole tiles, and one that is not full for each sequence and for what is before, between and behind them.
+    tiles_m, tiles_n = 1000 // 64 + 5 + 2, 700 // 128 + 2 * 5 + 1
+    assert [x.grid for x in plan.geometries] == [1, 6 * tiles_m, 2 * tiles_n, 6 * tiles_m, 6]
+    assert [x.programmatic for x in plan.geometries] == [False, *[True] * 4]
+
+
+def test_places_of_packed_sequences() -> None:
+    plan, _ = plan_of(PACKED)
+    rows = 64 * (1000 // 64 + 5 + 2)
+    (dq,) = plan.roundings
+    assert plan.planning is not None
+    assert plan.plan is not None
+    assert plan.turns is not None
+    assert plan.dsink is not None
+    assert plan.plan.size == plan.planning.plan_bytes >= 32 * (700 // 128 + 2 * 5 + 1)
+    assert plan.lse_log2.size == plan.delta.size == 4 * 6 * rows
+    assert dq.sums.size == 4 * 6 * rows * 128
+    assert plan.turns.size == 4 * 6 * (rows // 64) * 4
+    assert plan.dsink.size == 4 * 6 * (rows // ROWS)
+    places = sorted((x.begin, x.size) for x in (plan.plan, plan.lse_log2, plan.delta, dq.sums, plan.turns, plan.dsink))
+    assert places[0][0] == 0
+    for (begin, size), (other, _) in itertools.pairwise(places):
+        assert 0 <= other - begin - size < 256
+    assert plan.workspace_bytes == sum(places[-1])
+
+
+def test_fields_of_packed_sequences() -> None:
+    packed = packed_of(PACKED)
+    plan, _ = plan_of(PACKED)
+    main, before, after = packed["BwdParams"], packed["PreprocessParams"], packed["dq"]
+    tiles = 1000 // 64 + 5 + 2
+    assert plan.plan is not None
+    assert {x["plan"] for x in (packed["PlanParams"], before, main, after)} == {WORKSPACE + plan.plan.begin}
+    assert (before["cu_seqlens_q"], before["seqused_q"]) == (AT.cu_seqlens_q, AT.seqused_q)
+    assert (after["cu_seqlens"], after["seqused"]) == (AT.cu_seqlens_q, AT.seqused_q)
+    assert (main["last_diagonal"], main["first_diagonal"]) == (0, 0)  # of equal lengths
+    assert (main["tiles_m"], main["heads_per_part"], main["parts"]) == (tiles, 3, 1)
+    assert (before["tile_m"], before["rows"], before["seqlen_q"]) == (64, 64 * tiles, 1000)
+    assert before["out_strides"][1:] == after["out_strides"][1:] == (6 * 128, 128, 1)
+    assert before["lse_strides"][1:] == (1, 1000, 0)
+    assert (after["seqlen"], after["tiles"], after["heads"]) == (1000, tiles, 6)
+    assert packed["SinkParams"]["batch"] == 1
+
+
+def test_a_plan_of_key_tiles_takes_keys_for_queries() -> None:
+    fields = packed_of(PACKED)["PlanParams"]
+    assert (fields["cu_seqlens_q"], fields["cu_seqlens_k"]) == (AT.cu_seqlens_k, AT.cu_seqlens_q)
+    assert (fields["seqused_q"], fields["seqused_k"]) == (AT.seqused_k, AT.seqused_q)
+    assert (fields["sequences"], fields["total_q"], fields["total_k"]) == (5, 700, 1000)
+    assert (fields["tile_m"], fields["tile_n"], fields["heads_q"], fields["heads_per_kv"]) == (128, 64, 2, 1)
+    assert (fields["tiles_grow"], fields["longest_first"]) == (1, 1)
+    of_row = 3 * (2 * 128 + 2 * 128 + 4 * 128)  # of Q, dO and the sum of dQ, of three heads
+    assert fields["keys_in_l2"] == H200.l2_bytes // 2 // of_row
+    window = packed_of(problem_of(5, 1000, 700, window_size=(20, 9), packed=True))["PlanParams"]
+    assert (window["window"], window["tiles_grow"]) == (30, 0)
+    assert (window["seqused_q"], window["seqused_k"]) == (0, 0)
+
+
+def test_tensor_maps_of_packed_sequences_have_their_ends() -> None:
+    maps = maps_of(PACKED)
+    assert {*maps} == {*MAPS}
+    for name, x in maps.items():
+        total, heads = (1000, 6) if name in ("q", "dout") else (700, 2)
+        row = 2 * heads * 128
+        assert x.shape == (128, 2**30, heads, total + 1, 2**30 + 1)
+        assert x.strides == (row, 2 * 128, row, 2**34 - row)
+        assert x.box == (64, {"q": 64, "dout": 64, "k": 128, "v": 128}.get(name, 64))
+
+
+def test_too_many_rows_of_packed_sequences_are_refused() -> None:
+    rows = 64 * (2**20 // 64 + 2**26 + 2)
+    message = (
+        rf"^attention: {2**26} packed sequences of {2**20} rows are {rows} rows in tiles of their own; at most "
+        rf"{2**31 - 1} are supported: make several calls$"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        plan_of(problem_of(2**26, 2**20, 5, packed=True))
+
+
 # --- Copies ---
 
 
@@ -603,6 +708,8 @@ def test_specs_say_what_they_are() -> None:
     )
     for field in ("causal", "partial"):
         assert dataclasses.replace(spec, **{field: not getattr(spec, field)}) != spec
+    packed = dataclasses.replace(spec, varlen=True)
+    assert str(packed) == str(spec).replace("softcap", "varlen softcap")
     problem = problem_of(head_dim_v=64, sink=True)
     names = [x.name_expression for x in backward_specs(problem, select_backward(problem, H200))]
     assert len({*names}) == len(names) == 6

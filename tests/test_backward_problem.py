@@ -15,6 +15,7 @@ from cupyfa.backward_problem import (
     BackwardProblem,
     check_backward_alignment,
     check_backward_overlap,
+    fill_empty,
     gradient_shape,
     with_gradients,
 )
@@ -272,3 +273,40 @@ def test_gradients_that_are_missing_are_made() -> None:
     assert made == [((2, 5, 4, 16), half), ((2, 6, 2, 24), half), ((4,), single), ((4, 5, 1), half)]
     assert full.dk is dk
     assert all(getattr(full, name) is not None for name in GRADIENTS)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "used", "expected"),
+    [
+        ([0, 3, 3, 7], None, [0, 1, 2, 3, 4, 5, 6]),
+        ([1, 3, 3, 5], None, [1, 2, 3, 4]),
+        ([0, 3, 3, 7], [2, 5, 1], [0, 1, 3]),
+        ([0, 3, 3, 7], [-1, 5, 9], [3, 4, 5, 6]),
+        ([0, 4, 3, 7], None, []),
+        ([0, 3, 3, 8], None, []),
+        ([-1, 3, 3, 7], None, []),
+        ([0], None, []),
+    ],
+    ids=str,
+)
+def test_without_keys_a_sink_has_the_gradients_of_the_lse_of_sequences(
+    offsets: list[int], used: list[int] | None, expected: list[int]
+) -> None:
+    """Of those rows; that of no sequence is whatever it is. A sink of -inf has none."""
+    dlse = np.float32([[1, 2, 4, 8, 16, 32, 64]] * 2)
+    nobodys = [row for row in range(7) if row not in expected]
+    dlse[:, nobodys] = np.nan
+    rows, keys = np.zeros((7, 2, 8), np.float16), np.zeros((0, 2, 8), np.float16)
+    arrays: BackwardArrays[Any] = BackwardArrays(
+        *(rows, rows, keys, keys, rows, dlse, dlse, np.float32([1, -np.inf])),
+        dq=np.ones_like(rows),
+        dk=keys,
+        dv=keys,
+        dsink=np.full(2, np.nan, np.float32),
+        cu_seqlens_q=np.int32(offsets),
+        cu_seqlens_k=np.zeros(len(offsets), np.int32),
+        seqused_q=None if used is None else np.int32(used),
+    )
+    fill_empty(np, arrays)
+    assert arrays.dsink.tolist() == [sum(2**row for row in expected), 0]
+    assert not arrays.dq.any()

@@ -34,21 +34,30 @@ def problem_of(
     alibi: bool = False,
     bias: bool = False,
     deterministic: bool = False,
+    packed: bool = False,
+    used: bool = False,
     strides: dict[str, tuple[int, ...]] | None = None,
     **options: Any,
 ) -> BackwardProblem:
-    """A problem of those sizes; nobody has its memory."""
+    """A problem of those sizes; nobody has its memory. Packed: `batch` sequences in arrays of these lengths."""
     columns = head_dim if head_dim_v is None else head_dim_v
     rows, keys = (batch, seqlen_q, heads_q), (batch, seqlen_k, heads_kv)
     matrices = {"q": (*rows, head_dim), "k": (*keys, head_dim), "v": (*keys, columns), "out": (*rows, columns)}
     matrices |= {"dout": matrices["out"]} | {f"d{name}": matrices[name] for name in "qkv"}
     numbers: dict[str, tuple[int, ...]] = {"lse": (batch, heads_q, seqlen_q)}
     numbers |= {"dlse": numbers["lse"]} if dlse else {}
+    lengths = {}
+    if packed:
+        matrices = {name: shape[1:] for name, shape in matrices.items()}
+        numbers = {name: shape[1:] for name, shape in numbers.items()}
+        lengths = {f"cu_seqlens_{side}": (batch + 1,) for side in "qk"}
+        lengths |= {f"seqused_{side}": (batch,) for side in "qk" if used}
     numbers |= {"sink": (heads_q,)} if sink else {}
     numbers |= {"alibi_slopes": (heads_q,)} if alibi else {}
     numbers |= {"bias": (heads_q, seqlen_q, seqlen_k)} if bias else {}
     operands = {name: Operand.contiguous(name, shape, np.dtype(dtype), 0) for name, shape in matrices.items()}
     operands |= {name: Operand.contiguous(name, shape, np.float32, 0) for name, shape in numbers.items()}
+    operands |= {name: Operand.contiguous(name, shape, np.int32, 0) for name, shape in lengths.items()}
     for name, those in (strides or {}).items():
         operands[name] = dataclasses.replace(operands[name], strides=those)
     return BackwardProblem.of(
@@ -245,6 +254,28 @@ def test_parts_have_all_query_heads_and_no_more_ctas_than_the_gpu(group: int, ti
             assert -(-group // (heads_per_part - 1)) * key_tiles > H200.multiprocessors
         shared += parts > 1
     assert shared == (0 if group == 1 else 9)
+
+
+# --- Packed sequences ---
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_packed_sequences_are_a_field(head_dim: int) -> None:
+    """Their tiles and slots are those of others; no CTAs share a key tile, for nobody has counted them."""
+    few = select(batch=3, heads_q=8, heads_kv=1, head_dim=head_dim, packed=True)
+    assert (few.spec.varlen, few.spec.partial, few.heads_per_part, few.parts) == (True, False, 8, 1)
+    equal = select(batch=3, heads_q=8, heads_kv=1, head_dim=head_dim)
+    assert not equal.spec.varlen
+    assert dataclasses.replace(few.spec, varlen=False, partial=True) == equal.spec
+    assert few.candidate == equal.candidate
+
+
+def test_how_many_packed_sequences_there_are_decides_about_nothing() -> None:
+    specs = {
+        select(batch=batch, seqlen_q=total, seqlen_k=2 * total, packed=True, used=used).spec
+        for batch, total, used in ((1, 7, False), (70_000, 2**20, True), (70_000, 3, False))
+    }
+    assert len(specs) == 1
 
 
 # --- What has no kernel ---

@@ -442,6 +442,8 @@ GRADIENTS = list(
         ]
     )
 )
+#: The same for packed sequences, of which no CTAs share a key tile.
+PACKED_GRADIENTS = list(dict.fromkeys(dataclasses.replace(x, varlen=True, partial=False) for x in GRADIENTS))
 AROUND_GRADIENTS: list[Spec] = [
     *map(PreprocessSpec, DType),
     *dict.fromkeys(
@@ -485,7 +487,7 @@ def test_what_a_row_of_gradients_is_compiled_with_is_all_that_it_takes() -> None
         assert taken[row] == {(spec.softcap, spec.deterministic) for spec in specs}
 
 
-@pytest.mark.parametrize("spec", GRADIENTS, ids=str)
+@pytest.mark.parametrize("spec", [*GRADIENTS, *PACKED_GRADIENTS], ids=str)
 def test_gradients_compile_clean(spec: BwdSpec) -> None:
     kernel = compiled(spec)
     report, traits = kernel.report, unpack_traits(kernel.traits_bytes)
@@ -510,7 +512,9 @@ def test_gradients_compile_clean(spec: BwdSpec) -> None:
     expected = {
         "red.relaxed.gpu.global.add.v4.f32": not spec.deterministic,
         "cp.reduce.async.bulk": spec.deterministic,
-        "cp.async.bulk.tensor.4d.global": not spec.partial,  # dK and dV leave as they are, for another kernel
+        # Of parts, dK and dV leave as they are, for another kernel.
+        "cp.async.bulk.tensor.4d.global": not spec.partial and not spec.varlen,
+        "cp.async.bulk.tensor.5d.global": spec.varlen,
     }
     assert {name: name in kernel.ptx for name in expected} == expected
 
@@ -537,6 +541,7 @@ def test_gradients_without_setmaxnreg_have_too_few_registers() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
+        ({"varlen": True, "partial": True}, "a CTA has all query heads of packed keys: set partial=False"),
         ({"q_stages": 1}, "the next scores are computed while this Q is read: set q_stages to 2 or more"),
         ({"q_stages": 4, "dout_stages": 4}, "tiles and stages exceed the shared memory of a CTA"),
         ({"head_dim": 256, "head_dim_v": 256, "tile_n": 64}, "tiles and stages exceed the shared memory of a CTA"),

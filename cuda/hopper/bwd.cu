@@ -23,6 +23,7 @@
 #include "hopper/bwd/query_sum.cuh"
 #include "hopper/bwd/storage.cuh"
 #include "hopper/bwd/wide_consumer.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "spec.cuh"
@@ -31,6 +32,8 @@ namespace cupyfa::hopper {
 
 template <BwdSpec S>
 constexpr bool is_valid() {
+  static_assert(!(S.varlen && S.partial),
+                "a CTA has all query heads of packed keys: set partial=False, or varlen=False");
   static_assert(S.q_stages >= 2, "the next scores are computed while this Q is read: set q_stages to 2 or more");
   static_assert(sizeof(BwdStorage<S>) <= 227 * 1024, "tiles and stages exceed the shared memory of a CTA");
   return true;
@@ -53,8 +56,15 @@ __global__ void __launch_bounds__(S.threads(), 1) backward(const __grid_constant
     initialise(storage.q_barriers, bwd_consumer_warps<S>);
     initialise(storage.dout_barriers, bwd_consumer_warps<S>);
     ptx::fence_mbarrier_init();
+    if constexpr (S.varlen) {
+      ptx::griddepcontrol_wait();  // proves the plan, lse, delta, and the zeros of dQ
+      storage.planned.tile = VarlenKeyTile::of<S>(p, blockIdx.x);
+    }
   }
-  __syncthreads();  // proves that the barriers are initialised
+  __syncthreads();  // proves that the barriers are initialised, and the tile of a plan
+  if constexpr (S.varlen) {
+    if (!storage.planned.tile.valid()) return;
+  }
 
   if (threadIdx.x < warpgroup_threads) {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();

@@ -17,7 +17,7 @@ template <FwdSpec S, int columns, int tile_rows>
 __device__ inline void load(const TensorMap& map, const Slot& slot, const Rows& rows) {
 #pragma unroll
   for (int panel = 0; panel < panels(columns); ++panel) {
-    load_box<S>(slot.data + panel * panel_bytes(tile_rows), map, panel * panel_cols, rows, slot.full);
+    load_box<S.varlen>(slot.data + panel * panel_bytes(tile_rows), map, panel * panel_cols, rows, slot.full);
   }
 }
 

@@ -31,10 +31,10 @@ struct Rows {
 };
 
 /// A box to shared memory, counted by the mbarrier.
-template <FwdSpec S>
+template <bool varlen>
 __device__ inline void load_box(SharedAddress box, const TensorMap& map, int column, const Rows& rows,
                                 SharedAddress barrier) {
-  if constexpr (S.varlen) {
+  if constexpr (varlen) {
     ptx::cp_async_bulk_tensor_5d_load(box, map, column, rows.first, rows.head, rows.batch, packed_rows, barrier);
   } else {
     ptx::cp_async_bulk_tensor_4d_load(box, map, column, rows.first, rows.head, rows.batch, barrier);
@@ -42,9 +42,9 @@ __device__ inline void load_box(SharedAddress box, const TensorMap& map, int col
 }
 
 /// A box from shared memory, in this thread's bulk group.
-template <FwdSpec S>
+template <bool varlen>
 __device__ inline void store_box(const TensorMap& map, int column, const Rows& rows, SharedAddress box) {
-  if constexpr (S.varlen) {
+  if constexpr (varlen) {
     ptx::cp_async_bulk_tensor_5d_store(map, column, rows.first, rows.head, rows.batch, packed_rows, box);
   } else {
     ptx::cp_async_bulk_tensor_4d_store(map, column, rows.first, rows.head, rows.batch, box);

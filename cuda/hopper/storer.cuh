@@ -15,7 +15,7 @@ __device__ inline void issue_store(const FwdParams& p, const TileOf<S>& tile, Sh
   if constexpr (S.varlen) rows.batch += tile.batch * p.o_shift;
 #pragma unroll
   for (int panel = 0; panel < panels(S.head_dim_v); ++panel) {
-    store_box<S>(p.o, panel * panel_cols, rows, o + panel * panel_bytes(S.tile_m));
+    store_box<S.varlen>(p.o, panel * panel_cols, rows, o + panel * panel_bytes(S.tile_m));
   }
   ptx::cp_async_bulk_commit_group();
 }

@@ -91,8 +91,8 @@ class BackwardCase:
         Returns
         -------
         dict
-            In the layout of the case. ``out`` and ``lse`` are those of the float64 oracle, rounded. Rows of q and dout
-            that belong to no sequence are NaN, and so are such keys.
+            In the layout of the case. ``out`` and ``lse`` are those of the float64 oracle, rounded. Whatever belongs to
+            no sequence is NaN.
         """
         q, k, v = self.forward.make_inputs(seed)
         dtype = DTYPES[self.forward.dtype]
@@ -112,9 +112,10 @@ class BackwardCase:
             nobodys = np.ones(len(q), bool)
             for rows, _ in sequences(**lengths):
                 nobodys[rows] = False
-            dout[nobodys] = np.nan
-            if self.dlse:
-                arrays["dlse"][:, nobodys] = np.nan
+            for name in ("dout", "out"):
+                arrays[name][nobodys] = np.nan
+            for name in {"lse", "dlse"} & arrays.keys():
+                arrays[name][:, nobodys] = np.nan
         return arrays | lengths
 
 

@@ -239,7 +239,7 @@ RACES: dict[str, Fault] = {
         SUM, r"    ptx::cp_async_bulk_wait_group_read<0>\(\);.*", "", ORDERED, BEING_READ
     ),
     "turns count from the first key tile": Fault(
-        TILE, r"S\.deterministic \? p\.tiles_n - 1 - n : n", "n", ORDERED, TIMEOUT
+        TILE, r"S\.deterministic \? tiles_n - 1 - n : n", "n", ORDERED, TIMEOUT
     ),
     "turns wait for a tile that nobody computes": Fault(
         TILE, r"if constexpr \(!S\.causal\) return last;", "return last;", ORDERED, TIMEOUT
@@ -409,7 +409,7 @@ UNSEEN: dict[str, Fault] = {
 }
 #: Faults that begin a kernel too early. Nothing but a programmatic launch shows them.
 EARLY: dict[str, Fault] = {
-    "rows are read before they are prepared": Fault(PRODUCER, r"  ptx::griddepcontrol_wait\(\);.*", "", PLAIN),
+    "rows are read before they are prepared": Fault(PRODUCER, r" ptx::griddepcontrol_wait\(\);.*", "{}", PLAIN),
     "the sum is read before it is complete": Fault(AFTER, r"  ptx::griddepcontrol_wait\(\);.*", "", PLAIN),
     "parts of gradients are read before they are complete": Fault(
         AFTER, r"  ptx::griddepcontrol_wait\(\);.*", "", SHARED
@@ -434,10 +434,10 @@ WRONG: dict[str, Fault] = {
         EPILOGUE, r"data \+ column / panel_cols \* panel_bytes\(S\.tile_n\)", "data", PLAIN
     ),
     "rows of the second warpgroup are stored as those of the first": Fault(
-        EPILOGUE, r"tile\.n \* S\.tile_n \+ row,", "tile.n * S.tile_n,", PLAIN
+        EPILOGUE, r"tile\.n \* S\.tile_n \+ row\)", "tile.n * S.tile_n)", PLAIN
     ),
     "gradients of keys are stored to the first batch": Fault(
-        EPILOGUE, r"tile\.head, tile\.batch,", "tile.head, 0,", BATCHES
+        EPILOGUE, r"tile\.keys\(tile\.n \* S\.tile_n \+ row\)", "Rows{tile.n * S.tile_n + row, tile.head, 0}", BATCHES
     ),
     "dQ is of one half of the keys": Fault(GEMM, r"step < S\.tile_n / 16", "step < S.tile_n / 32", PLAIN),
     "columns of dQ repeat": Fault(COLUMNS, r"0>\(width \* part\)", "0>(0)", WIDE),
@@ -448,15 +448,17 @@ WRONG: dict[str, Fault] = {
         PLACE, r"first_key\(\) \+ 16 \* warp\(\) \+ lane\(\) / 4", "first_key() + lane() / 4", CAUSAL
     ),
     "the mask begins a key early": Fault(
-        SCORES, r"key - p_\.last_diagonal - first_query", "key - p_.last_diagonal - 1 - first_query", CAUSAL
+        SCORES, r"key - (tile_\.last_diagonal\(p_\)) - first_query", r"key - \1 - 1 - first_query", CAUSAL
     ),
     "the mask begins a key late": Fault(
-        SCORES, r"key - p_\.last_diagonal - first_query", "key - p_.last_diagonal + 1 - first_query", CAUSAL
+        SCORES, r"key - (tile_\.last_diagonal\(p_\)) - first_query", r"key - \1 + 1 - first_query", CAUSAL
     ),
     "the window ends a row late": Fault(
-        SCORES, r"key \+ 1 - p_\.first_diagonal", "key + 2 - p_.first_diagonal", WINDOW
+        SCORES, r"key \+ 1 - tile_\.first_diagonal", "key + 2 - tile_.first_diagonal", WINDOW
     ),
-    "the window ends a row early": Fault(SCORES, r"key \+ 1 - p_\.first_diagonal", "key - p_.first_diagonal", WINDOW),
+    "the window ends a row early": Fault(
+        SCORES, r"key \+ 1 - tile_\.first_diagonal", "key - tile_.first_diagonal", WINDOW
+    ),
     "both keys of a thread have one limit": Fault(SCORES, r"place_\.key\(\) \+ 8 \* r;", "place_.key();", CAUSAL),
     "tiles are never masked": Fault(SCORES, r"if \(!range\.sees_all\(query\.m\)\)", "if (false)", CAUSAL),
     "delta is not subtracted": Fault(SCORES, r"\(value - of_query\[i % 2\]\)", "value", PLAIN),
@@ -477,16 +479,18 @@ WRONG: dict[str, Fault] = {
     ),
     "a key tile begins a query tile late": Fault(
         TILE,
-        r"max\(0, first - p\.last_diagonal\) / S\.tile_m;",
-        "max(0, first - p.last_diagonal) / S.tile_m + 1;",
+        r"max\(0, first - tile\.last_diagonal\(p\)\) / S\.tile_m;",
+        "max(0, first - tile.last_diagonal(p)) / S.tile_m + 1;",
         CAUSAL,
     ),
     "a key tile ends a query tile early": Fault(TILE, r"last_row / S\.tile_m \+ 1\)", "last_row / S.tile_m)", WINDOW),
-    "tiles under the diagonal begin early": Fault(TILE, r" \+ S\.tile_m - 1\) / S\.tile_m;", ") / S.tile_m;", CAUSAL),
+    "tiles under the diagonal begin early": Fault(
+        TILE, r"(last_diagonal\(p\)\)) \+ S\.tile_m - 1\) / S\.tile_m;", r"\1) / S.tile_m;", CAUSAL
+    ),
     "tiles inside the window end late": Fault(
         TILE,
-        r"first - p\.first_diagonal \+ 1\) / S\.tile_m;",
-        "first - p.first_diagonal + 1) / S.tile_m + 1;",
+        r"first - tile\.first_diagonal\(p\) \+ 1\) / S\.tile_m;",
+        "first - tile.first_diagonal(p) + 1) / S.tile_m + 1;",
         WIDE_WINDOW,
     ),
     "a key head has the first query heads": Fault(
@@ -496,16 +500,21 @@ WRONG: dict[str, Fault] = {
     "key tiles of a section repeat": Fault(TILE, r"= rest / heads;", "= 0 * rest / heads;", CAUSAL),
     "keys are of the first batch": Fault(
         PRODUCER,
-        r"p\.k, tile\.n \* S\.tile_n, tile\.head, tile\.batch",
-        "p.k, tile.n * S.tile_n, tile.head, 0",
+        r"p\.k, tile\.keys\(tile\.n \* S\.tile_n\)",
+        "p.k, Rows{tile.n * S.tile_n, tile.head, 0}",
         BATCHES,
     ),
-    "rows of lse are of the first batch": Fault(PRODUCER, r"u64\(tile\.batch \* p\.heads_q \+ ", "u64(", BATCHES),
+    "rows of lse are of the first batch": Fault(
+        PRODUCER,
+        r"tile\.template first_query_tile<S>\(p, step\.tile\(\)\.head\)",
+        "u64(step.tile().head) * p.tiles_m",
+        BATCHES,
+    ),
     "columns beyond 64 are the first": Fault(PRODUCER, r"map, panel \* panel_cols,", "map, 0,", PLAIN),
     "parts of dQ are added to the first warpgroup's": Fault(
         SUM, r"\(DqPart<S>::first_row\(part\), column\)", "(0, 0)", PLAIN
     ),
-    "dQ is added to the first head's": Fault(SUM, r"p\.heads_q \+ query\.head\)", "p.heads_q)", PLAIN),
+    "dQ is added to the first head's": Fault(SUM, r"<S>\(p, query\.head\)", "<S>(p, 0)", PLAIN),
     "lse stays natural": Fault(BEFORE, r"lse \* log2_e :", "lse :", PLAIN),
     "a gradient of the lse is added": Fault(BEFORE, r"delta -= p\.dlse", "delta += p.dlse", ROWS),
     "the gradient of the lse is of the first head": Fault(BEFORE, r"head \* p\.dlse_strides\.head", "0", ROWS),
@@ -528,9 +537,7 @@ WRONG: dict[str, Fault] = {
     "columns of dQ beyond head_dim are written": Fault(
         AFTER, r"if \(column >= p\.head_dim\) continue;", "", of(1, 70, 80, 2, 1, 40, "float16")
     ),
-    "rows of dQ beyond the last are written": Fault(
-        AFTER, r"min\(S\.tile_m, p\.seqlen - int\(m\) \* S\.tile_m\)", "S.tile_m", PLAIN
-    ),
+    "rows of dQ beyond the last are written": Fault(AFTER, r"min\(S\.tile_m, rows\.count\)", "S.tile_m", PLAIN),
     "dQ of the last head is left out": Fault(AFTER, r"\+ head \* p\.out_strides\.head", "", PLAIN),
     "dV of a wide tile is made of dS": Fault(WIDE_CONSUMER, r"\(dV, p_tile, ", "(dV, ds_tile, ", WIDE),
     "dK of a wide tile is made of P": Fault(WIDE_CONSUMER, r"\(dK, ds_tile, ", "(dK, p_tile, ", WIDE),

@@ -29,7 +29,6 @@ from cupyfa.testing import (
     BackwardCase,
     Case,
     Guarded,
-    PackedCase,
     assert_gradients_close,
     random_array,
 )
@@ -40,7 +39,7 @@ WIDEST = max(row.head_dim for row in BWD_CANDIDATES)
 def is_computed(case: BackwardCase) -> bool:
     """Whether it is small, and there is a kernel for it."""
     forward = case.forward
-    if case.large or isinstance(forward, PackedCase) or forward.bias:
+    if case.large or forward.bias:
         return False
     return max(forward.head_dim, forward.head_dim_v or 0) <= WIDEST
 
@@ -464,7 +463,7 @@ def test_c55_a_workspace_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> N
 
 # --- Planted faults ---
 
-ENTRIES = ("bwd_preprocess.cu", "hopper/bwd.cu", "bwd_postprocess.cu", "bwd_sink.cu")
+ENTRIES = ("plan.cu", "bwd_preprocess.cu", "hopper/bwd.cu", "bwd_postprocess.cu", "bwd_sink.cu")
 
 
 def named(faults: dict[str, Any]) -> Any:

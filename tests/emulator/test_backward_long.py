@@ -65,13 +65,14 @@ def test_rows_behind_2_31_vectors_are_prepared() -> None:
         sink_stride=0,
         dq_head=(FIRST + 2 * ROWS) * HEAD_DIM,
         turns_head=0,
+        tile_m=ROWS,
         seqlen_q=FIRST + ROWS + 5,
         rows=FIRST + 2 * ROWS,
         head_dim_v=HEAD_DIM,
         heads_q=1,
     )
     at_matrix, at_rows = (device.register(x, writable=False) for x in (matrix, of_rows))
-    addresses = (at_matrix, at_matrix, at_rows, 0, 0, lse_log2.address, delta.address, 0, dq.address, 0)
+    addresses = (at_matrix, at_matrix, at_rows, 0, 0, lse_log2.address, delta.address, 0, dq.address, *[0] * 4)
     run = run_far_cta(device, PreprocessSpec(DType.FLOAT16), packing.pack(addresses, vectors=True))
     assert run.verdict == "clean", str(run)
     np.testing.assert_array_equal(dq.written(), 0)
@@ -96,7 +97,7 @@ def test_sums_behind_2_31_vectors_are_rounded() -> None:
     )
     at_out = (device.register(out, name="out") - (CTA - 1) * out[0].nbytes) % 2**64
     spec = PostprocessSpec(dtype=DType.FLOAT16, head_dim=HEAD_DIM, tile_m=ROWS)
-    run = run_far_cta(device, spec, packing.pack(sums.address, at_out, vectors=True))
+    run = run_far_cta(device, spec, packing.pack((sums.address, at_out, 0, 0, 0), vectors=True))
     assert run.verdict == "clean", str(run)
     np.testing.assert_array_equal(out[[0, 2]], CANARY)
     np.testing.assert_array_equal(out[1], 1.5)

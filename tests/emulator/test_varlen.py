@@ -196,7 +196,7 @@ FAULTS = {
     "lse of the first sequence": ("hopper/epilogue.cuh", r"\(tile\.q_begin - tile\.batch \* p\.q_step\)", "0", RAGGED),
     "tiles of the whole plan": (SCHEDULER, r"ordinal - packed\.first \* p_\.heads_q", "ordinal", RAGGED),
     "one tile of a sequence": (PLAN, r"i < own_count && !many", "i < 1 && !many", RAGGED),
-    "seqused is not looked at": (PLAN, r"seqused == nullptr \? length", "true ? length", USED),
+    "seqused is not looked at": ("packed_rows.cuh", r"seqused == nullptr \? length", "true ? length", USED),
     "no stretch behind the last sequence": (PLAN, r"2 \* sequences \+ 1;", "2 * sequences;", USED),
     "the bias counts keys from the array": (PRODUCER, r"row - Rows::of_k<S>\(tile\)\.first", "row", TILES),
     "the bias of the first sequence": (PRODUCER, r"0 : tile\.batch,", "0 : 0,", TILES),

@@ -29,22 +29,23 @@ __device__ inline void stage_gradient(const float (&gradient)[OwnColumns<S, colu
   });
 }
 
-/// Starts to store a tile, or this warpgroup's keys of it. Rows and columns outside the tensor are not written.
+/// Starts to store a tile, or this warpgroup's keys of it. Rows and columns outside the tensor, or behind the sequence, are
+/// not written.
 template <BwdSpec S, int columns>
-__device__ inline void issue_store(const TensorMap& map, const KeyPlace<S>& place, const KeyTile& tile,
+__device__ inline void issue_store(const TensorMap& map, const KeyPlace<S>& place, const KeyTileOf<S>& tile,
                                    SharedAddress data) {
   const int row = place.first_key();
 #pragma unroll
   for (int panel = 0; panel < panels(columns); ++panel) {
-    ptx::cp_async_bulk_tensor_4d_store(map, panel * panel_cols, tile.n * S.tile_n + row, tile.head, tile.batch,
-                                       data + panel * panel_bytes(S.tile_n) + panel_bytes(row));
+    store_box<S.varlen>(map, panel * panel_cols, tile.keys(tile.n * S.tile_n + row),
+                        data + panel * panel_bytes(S.tile_n) + panel_bytes(row));
   }
 }
 
 /// Stores it as it is, for the postprocess kernel.
 template <BwdSpec S, int columns>
 __device__ inline void store_part(float* parts, const float (&gradient)[OwnColumns<S, columns>::count / 2],
-                                  const BwdParams& p, const KeyPlace<S>& place, const KeyTile& tile) {
+                                  const BwdParams& p, const KeyPlace<S>& place, const KeyTileOf<S>& tile) {
   const u64 heads = gridDim.x / p.tiles_n / p.parts, head = tile.batch * p.heads_kv + tile.head;
   const u64 number = (tile.part * heads + head) * p.tiles_n + tile.n;
   float* of_tile = parts + number * (S.tile_n * columns) + sum_floats * place.thread();
@@ -60,7 +61,8 @@ __device__ inline void store_part(float* parts, const float (&gradient)[OwnColum
 
 template <BwdSpec S>
 __device__ inline void store_gradients(const BwdParams& p, BwdStorage<S>& storage, const KeyPlace<S>& place,
-                                       const KeyTile& tile, const float (&dK)[OwnColumns<S, S.head_dim>::count / 2],
+                                       const KeyTileOf<S>& tile,
+                                       const float (&dK)[OwnColumns<S, S.head_dim>::count / 2],
                                        const float (&dV)[OwnColumns<S, S.head_dim_v>::count / 2]) {
   if constexpr (S.partial) {
     store_part<S, S.head_dim_v>(p.dv_parts, dV, p, place, tile);

@@ -19,8 +19,8 @@ struct SumPart {
   u64 tile;  // of all heads
   int part;
 
-  __device__ static SumPart of(const BwdParams& p, const KeyTile& keys, const QueryTile& query, int part) {
-    return {u64(keys.batch * p.heads_q + query.head) * p.tiles_m + query.m, part};
+  __device__ static SumPart of(const BwdParams& p, const KeyTileOf<S>& keys, const QueryTile& query, int part) {
+    return {keys.template first_query_tile<S>(p, query.head) + query.m, part};
   }
   __device__ float* sum(const BwdParams& p, int column) const {
     return p.dq + tile * (S.tile_m * S.head_dim) + sum_offset<S.head_dim>(DqPart<S>::first_row(part), column);
@@ -32,7 +32,7 @@ struct SumPart {
 template <BwdSpec S>
 class QuerySum {
  public:
-  __device__ QuerySum(const BwdParams& p, BwdStorage<S>&, const KeyTile& tile, const KeyPlace<S>& place)
+  __device__ QuerySum(const BwdParams& p, BwdStorage<S>&, const KeyTileOf<S>& tile, const KeyPlace<S>& place)
       : p_(p), tile_(tile), place_(place) {}
 
   __device__ void add(const float (&dQ)[DqPart<S>::values], const QueryTile& query, int part) {
@@ -49,7 +49,7 @@ class QuerySum {
 
  private:
   const BwdParams& p_;
-  const KeyTile& tile_;
+  const KeyTileOf<S>& tile_;
   const KeyPlace<S>& place_;
 };
 
@@ -58,7 +58,7 @@ template <BwdSpec S>
   requires(S.deterministic)
 class QuerySum<S> {
  public:
-  __device__ QuerySum(const BwdParams&, BwdStorage<S>& storage, const KeyTile&, const KeyPlace<S>& place)
+  __device__ QuerySum(const BwdParams&, BwdStorage<S>& storage, const KeyTileOf<S>&, const KeyPlace<S>& place)
       : place_(place), parts_(storage.dq.parts[place.warpgroup], storage.dq.barriers[place.warpgroup]) {}
 
   __device__ void add(const float (&dQ)[DqPart<S>::values], const QueryTile&, int) {
@@ -82,11 +82,11 @@ class QuerySum<S> {
 /// The adder role: one thread for each consumer warpgroup, whose parts it takes in their order. CTAs with later keys add before this one.
 template <BwdSpec S>
 __device__ void add_in_turn(const BwdParams& p, BwdStorage<S>& storage, int warpgroup) {
-  const KeyTile tile = KeyTile::of<S>(p, blockIdx.x);
+  const KeptKeyTile<S> tile = key_tile(p, storage);
   typename DqStorage<S>::Consumer parts(storage.dq.parts[warpgroup], storage.dq.barriers[warpgroup]);
-  for (Steps step(QueryRange::of<S>(p, tile.n), tile); step.any(); step.advance()) {
+  for (Steps step(QueryRange::of<S>(p, tile), tile); step.any(); step.advance()) {
     const QueryTile query = step.tile();
-    const u32 predecessors = last_key_tile<S>(p, query.m) - tile.n;
+    const u32 predecessors = last_key_tile<S>(p, tile, query.m) - tile.n;
 #pragma unroll 1  // registers of this role are few
     for (int i = 0; i < DqPart<S>::of_warpgroup; ++i) {
       const SumPart<S> part = SumPart<S>::of(p, tile, query, DqPart<S>::of_warpgroup * warpgroup + i);

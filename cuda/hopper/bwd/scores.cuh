@@ -42,7 +42,7 @@ class Scores {
  public:
   using Values = float[S.queries() / 2];
 
-  __device__ Scores(const BwdParams& p, BwdStorage<S>& storage, const KeyTile& tile, const KeyPlace<S>& place)
+  __device__ Scores(const BwdParams& p, BwdStorage<S>& storage, const KeyTileOf<S>& tile, const KeyPlace<S>& place)
       : p_(p), tile_(tile), place_(place), slopes_(storage, place) {}
 
   /// P = exp2(scale S - lse), 0 where a query does not see a key. `lse`: of the query tile's rows, in shared memory.
@@ -50,8 +50,8 @@ class Scores {
                                const QueryRange& range) const {
     float distance = 0.f, alibi_slope = 0.f;  // the distance: of the first query from the diagonal of the first key
     if constexpr (S.alibi) {
-      distance =
-          float(query.m * S.tile_m + place_.query() + p_.seqlen_k - p_.seqlen_q - tile_.n * S.tile_n - place_.key());
+      distance = float(query.m * S.tile_m + place_.query() + tile_.seqlen_k(p_) - tile_.seqlen_q(p_) -
+                       tile_.n * S.tile_n - place_.key());
       alibi_slope = -log2_e * p_.alibi_slopes[tile_.batch * p_.alibi_stride_batch + query.head * p_.alibi_stride_head];
     }
 #pragma unroll
@@ -106,9 +106,9 @@ class Scores {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = tile_.n * S.tile_n + place_.key() + 8 * r;
-      int begin = S.causal ? key - p_.last_diagonal - first_query : 0;
-      if (key >= p_.seqlen_k) begin = S.tile_m;
-      const int end = S.window ? key + 1 - p_.first_diagonal - first_query : S.tile_m;
+      int begin = S.causal ? key - tile_.last_diagonal(p_) - first_query : 0;
+      if (key >= tile_.seqlen_k(p_)) begin = S.tile_m;
+      const int end = S.window ? key + 1 - tile_.first_diagonal(p_) - first_query : S.tile_m;
 #pragma unroll
       for (int i = 0; i < S.queries() / 4; ++i) {
         const int query = 8 * (i / 2) + i % 2;  // from the thread's first one
@@ -118,7 +118,7 @@ class Scores {
   }
 
   const BwdParams& p_;
-  const KeyTile& tile_;
+  const KeyTileOf<S>& tile_;
   const KeyPlace<S>& place_;
   CapSlopes<S> slopes_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include "bwd_params.h"
 #include "hopper/bwd/columns.cuh"
+#include "hopper/bwd/key_tile.cuh"
 #include "layout.cuh"
 #include "ring.cuh"
 #include "spec.cuh"
@@ -80,6 +81,16 @@ struct PStorage<S> {
   alignas(swizzle_atom_bytes) unsigned char data[panels(S.tile_m) * panel_bytes(S.tile_n)];  // (keys, queries)
 };
 
+/// The key tile, where a thread reads it from a plan.
+template <BwdSpec S>
+struct TileStorage {};
+
+template <BwdSpec S>
+  requires(S.varlen)
+struct TileStorage<S> {
+  VarlenKeyTile tile;
+};
+
 template <BwdSpec S>
 struct BwdStorage {
   static constexpr int k_bytes = panels(S.head_dim) * panel_bytes(S.tile_n);
@@ -101,6 +112,7 @@ struct BwdStorage {
   [[no_unique_address]] PStorage<S> p;
   [[no_unique_address]] DqStorage<S> dq;
   [[no_unique_address]] SlopeStorage<S> cap;
+  [[no_unique_address]] TileStorage<S> planned;
   u64 k_full, v_full;
   u64 ds_full[ds_stages<S>];
   RingBarriers<S.q_stages> q_barriers;
@@ -111,6 +123,16 @@ struct BwdStorage {
   using DoutProducer = RingProducer<S.dout_stages, dout_slot_bytes, dout_bytes + row_bytes>;
   using DoutConsumer = RingConsumer<S.dout_stages, dout_slot_bytes>;
 };
+
+/// The key tile of this CTA.
+template <BwdSpec S>
+__device__ inline KeptKeyTile<S> key_tile(const BwdParams& p, const BwdStorage<S>& storage) {
+  if constexpr (S.varlen) {
+    return storage.planned.tile;
+  } else {
+    return KeyTile::of<S>(p, blockIdx.x);
+  }
+}
 
 /// Each consumer warp answers for itself: its part of the products that read a slot is complete, its rows are written.
 constexpr u32 warpgroup_warps = warpgroup_threads / 32;

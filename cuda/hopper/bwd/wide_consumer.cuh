@@ -19,7 +19,7 @@ class WideConsumer {
 
  public:
   __device__ WideConsumer(const BwdParams& p, Storage& storage)
-      : p_(p), storage_(storage), place_(KeyPlace<S>::of_thread()), tile_(KeyTile::of<S>(p, blockIdx.x)),
+      : p_(p), storage_(storage), place_(KeyPlace<S>::of_thread()), tile_(key_tile(p, storage)),
         Q_(storage.q, storage.q_barriers), dO_(storage.dout, storage.dout_barriers), matrix_row_(place_.matrix_row()) {}
 
   __device__ void run() {
@@ -28,7 +28,7 @@ class WideConsumer {
     for (float& x : dK) x = 0.f;
 #pragma unroll
     for (float& x : dV) x = 0.f;
-    const QueryRange range = QueryRange::of<S>(p_, tile_.n);
+    const QueryRange range = QueryRange::of<S>(p_, tile_);
     Steps step(range, tile_);
     if (step.any()) walk(dK, dV, range, step);
     ptx::bar_sync(walked_barrier, warpgroup_threads * S.consumers());  // proves that nobody reads K and V
@@ -129,7 +129,7 @@ class WideConsumer {
   const BwdParams& p_;
   Storage& storage_;
   KeyPlace<S> place_;
-  KeyTile tile_;
+  KeptKeyTile<S> tile_;
   typename Storage::QConsumer Q_;
   typename Storage::DoutConsumer dO_;
   u32 matrix_row_;  // of the P and dS that this lane writes
