@@ -37,7 +37,7 @@ struct PackedRows {
     u32 run = 0, behind = runs;  // the tile's run is run <= i < behind
     while (behind - run > 1) {
       const u32 step = (behind - run + threads - 1) / threads, own = run + threadIdx.x * step;
-      // All threads get it: how many of these runs begin before the tile ends, the first one among them.
+      // All threads get it: how many of these runs begin with this tile or before it, the first one among them.
       const u32 hits = __syncthreads_count(own < behind && first_tile(begin(own), own, tile_rows) <= tile);
       run += (hits - 1) * step;
       behind = min(behind, run + step);
