@@ -128,7 +128,8 @@ class BackwardPlan:
     def parts(self) -> dict[str, int]:
         """What the workspace holds beside copies, and the bytes of each."""
         sums = {f"sums of {rounding.name}": rounding.sums for rounding in self.roundings}
-        places = {"lse": self.lse_log2, "delta": self.delta, **sums, "turns": self.turns, "sums of dsink": self.dsink}
+        places = {"plan": self.plan, "lse": self.lse_log2, "delta": self.delta, **sums}
+        places |= {"turns": self.turns, "sums of dsink": self.dsink}
         return {name: place.size for name, place in places.items() if place is not None}
 
     def pack(
