@@ -37,6 +37,8 @@ LENGTHS = [
     of((65, 130), (300, 20), 4, 1, 128, causal=True, alibi=True, window_size=(100, None)),
     of((64, 65), (130, 200), 2, 2, 256, "float16", sink=True, softcap=3.0, dlse=True),
     of((300, 7), (7, 300), 3, 3, 64, causal=True, sink=True, softcap=3.0, dlse=True, before=70, behind=70),
+    of((130, 127), (65, 63), 2, 1, 192, causal=True, head_dim_v=128, window_size=(100, 30)),
+    of((127, 1, 129), (63, 66, 1), 2, 1, 96, "float16", causal=True, softcap=3.0, alibi=True),
 ]
 
 
@@ -49,7 +51,7 @@ def test_the_lengths_have_every_kernel() -> None:
 @pytest.mark.parametrize("number", range(len(LENGTHS)))
 def test_lengths_around_tiles(number: int, deterministic: bool) -> None:
     case = dataclasses.replace(LENGTHS[number], deterministic=deterministic)
-    policy = ("fine", "late_products", "random", "late_copies", "pct")[number]
+    policy = ("fine", "late_products", "random", "late_copies", "pct", "random", "late_products")[number]
     call = check(case, policy=policy, seed=number, resident=1 + number % 3)
     assert call.prepared.selection.spec.varlen
     assert call.prepared.selection.parts == 1
