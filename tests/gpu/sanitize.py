@@ -1,8 +1,7 @@
 """Launches of a sample of shapes, to be run under compute-sanitizer: ``make gpu-sanitize``.
 
 Instrumented kernels can hang on setmaxnreg, so the default is a spec without it; ``--setmaxnreg`` takes the shipped
-specs. A hang is *not run*, never *clean*. ``--only caches`` leaves the forward kernel out, ``--only forward`` those of
-caches.
+specs. A hang is *not run*, never *clean*. ``--only`` takes the kernels of one kind.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import cupyfa
-from cupyfa.testing import CACHE_CASES, CacheCase, random_array
+from cupyfa.testing import BACKWARD_CASES, CACHE_CASES, BackwardCase, CacheCase, random_array
 
 # (batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim): one element, a tile and one more or less, GQA, many tiles,
 # padded head_dim.
@@ -35,13 +34,15 @@ WITHOUT_SETMAXNREG = {"setmaxnreg": False, "pingpong": False, "tile_m": 64, "til
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setmaxnreg", action="store_true")
-    parser.add_argument("--only", choices=("forward", "caches"))
+    parser.add_argument("--only", choices=("forward", "caches", "gradients"))
     options = parser.parse_args()
     cupy.cuda.set_allocator(None)  # one cudaMalloc for each array: the sanitizer sees where it ends
-    if options.only != "caches":
+    if options.only in (None, "forward"):
         forward(None if options.setmaxnreg else WITHOUT_SETMAXNREG)
-    if options.only != "forward":
+    if options.only in (None, "caches"):
         caches(options.setmaxnreg)
+    if options.only in (None, "gradients"):
+        gradients(None if options.setmaxnreg else {"setmaxnreg": False})
 
 
 def forward(config: dict[str, Any] | None) -> None:
@@ -78,6 +79,22 @@ def attend(case: CacheCase, config: dict[str, Any] | None) -> None:
     arrays = case.make_arrays() | {name: x for name, x in case.options.items() if isinstance(x, np.ndarray)}
     on_gpu = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
     cupyfa.attention_with_kvcache(**(case.options | case.splits | on_gpu), return_lse=True, config=config)
+    cupy.cuda.Device().synchronize()
+
+
+def gradients(config: dict[str, Any] | None) -> None:
+    """Every third case of the table that is not large: instrumented, a kernel takes a hundred times as long."""
+    cases = [case for case in BACKWARD_CASES if not case.large][::3]
+    for case in cases:
+        differentiate(case, config)
+    print(f"gradients of {len(cases)} calls with config={config}")
+
+
+def differentiate(case: BackwardCase, config: dict[str, Any] | None) -> None:
+    function = cupyfa.attention_varlen_backward if case.packed else cupyfa.attention_backward
+    arrays = case.make_arrays() | case.call_options
+    on_gpu = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
+    function(**on_gpu, config=config)
     cupy.cuda.Device().synchronize()
 
 
