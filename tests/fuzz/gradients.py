@@ -33,8 +33,8 @@ _MATRICES = ("q", "k", "v", "dout", "out", "dq", "dk", "dv")
 _WRITTEN = ("dq", "dk", "dv", "dsink")
 #: Whose rows are added up to each.
 _ROWS_OF = {"dq": "k", "dk": "q", "dv": "dout"}
-#: Of a row of the table for head dimensions of up to the key: narrower ones that need it, too.
-_WIDEST = {64: (64,), 128: (128,), 256: (64, 128, 192, 256)}
+#: Of rows of the table by what they take: other head dimensions that need them, too.
+_OTHERS = {"d256": ((192, 192), (192, 128))}
 #: Which sides of the window are.
 _BOUNDED = ((False, False), (False, False), (False, True), (False, True), (True, False), (True, True))
 #: Kernels that no row of the table makes.
@@ -194,11 +194,11 @@ def _draw_shape(choice: random.Random, template: Template) -> dense.Shape:
 
 
 def _draw_template(choice: random.Random, row: BwdCandidate) -> Template:
-    widest = choice.choice(_WIDEST[row.widest])
+    widest, widest_v = choice.choice([(row.head_dim, row.head_dim_v), *_OTHERS.get(row.widest, ())])
     config = tuple(choice.choice(_CONFIGS).items()) if choice.random() < 0.15 else ()
     left, right = choice.choice(_BOUNDED)
     forward = dataclasses.replace(
-        dense.draw_template(choice, widest, widest),
+        dense.draw_template(choice, widest, widest_v),
         long=False,
         left=left,
         right=right,
