@@ -67,12 +67,13 @@ def differentiate(
     """
     if backend is not None and backend != "emulator":
         raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
-    if backend is not None:
-        return _emulated(arrays, options, deterministic, config)
-    if not isinstance(arrays.q, np.ndarray):
+    if backend is None and not isinstance(arrays.q, np.ndarray):
         return _on_gpu(arrays, options, deterministic, config, workspace)
+    check_numpy(arrays, _REQUIRED)
     if workspace is not None:
         raise TypeError("attention: workspace is for CuPy arrays; q is a numpy.ndarray, which needs none")
+    if backend is not None:
+        return _emulated(arrays, options, deterministic, config)
     backward_config(config)
     return _on_cpu(arrays, options, deterministic)
 
@@ -226,7 +227,6 @@ def _on_gpu(
 def _emulated(arrays: BackwardArrays[Any], options: Options, deterministic: bool, config: Any) -> BackwardArrays[Any]:
     from cupyfa import emulate_backward  # noqa: PLC0415 - imported when asked for
 
-    check_numpy(arrays, _REQUIRED)
     prepared = emulate_backward.prepare(arrays, options, deterministic=deterministic, config=config)
     run = prepared.launch()
     if run.verdict in ("error", "incomplete"):
@@ -235,7 +235,6 @@ def _emulated(arrays: BackwardArrays[Any], options: Options, deterministic: bool
 
 
 def _on_cpu(arrays: BackwardArrays[Any], options: Options, deterministic: bool) -> BackwardArrays[Any]:
-    check_numpy(arrays, _REQUIRED)
     geometries = tuple(None if x is None else (x.shape, x.strides, x.dtype, None) for x in arrays)
     problem = _problem(geometries, options, deterministic, None)
     for name in GRADIENTS:

@@ -150,6 +150,13 @@ class BackwardProblem:
             The arguments are meaningful, but no kernel fits them.
         """
         given = operands.given()
+        if operands.cu_seqlens_q is None and operands.cu_seqlens_k is None:
+            for name in ("seqused_q", "seqused_k"):
+                if name in given:
+                    raise TypeError(
+                        f"attention: gradients take {name} of packed sequences only, which have cu_seqlens_q and "
+                        "cu_seqlens_k"
+                    )
         shared: dict[str, Any] = {
             name: given.get(name) for name in ("q", "k", "v", "sink", "alibi_slopes", "bias", *LENGTHS)
         }

@@ -209,7 +209,7 @@ def select_backward(
         )
     objections = tuple(row.objection(problem) for row in BWD_CANDIDATES)
     best = BWD_CANDIDATES[objections.index(None)]
-    heads_per_part, parts = forward.heads_q // forward.heads_kv, 1
+    heads_per_part, parts = max(1, forward.heads_q // max(1, forward.heads_kv)), 1  # arrays may have no head
     if forward.packed is None:  # else only the device knows how many key tiles there are
         key_tiles = forward.batch * forward.heads_kv * -(-forward.seqlen_k // best.tile_n)
         heads_per_part, parts = _share(heads_per_part, key_tiles, device.multiprocessors)

@@ -64,20 +64,20 @@ def attend_cache(
     tuple of array
         out and lse; lse may be None if it was not wanted.
     """
-    if backend is not None:
-        if backend != "emulator":
-            raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
-        return _emulated(arrays, length, options, want_lse, config)
-    if not isinstance(arrays.q, np.ndarray):
+    if backend is not None and backend != "emulator":
+        raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
+    if backend is None and not isinstance(arrays.q, np.ndarray):
         return _on_gpu(arrays, length, options, want_lse, config, workspace)
+    check_numpy(arrays, _REQUIRED)
     if workspace is not None:
         raise TypeError("attention: workspace is for CuPy arrays; q is a numpy.ndarray, which needs none")
+    if backend is not None:
+        return _emulated(arrays, length, options, want_lse, config)
     decode_config(config)
     return _on_cpu(arrays, length, options)
 
 
 def _on_cpu(arrays: CacheArrays[Any], length: int | None, options: CacheOptions) -> tuple[Any, Any]:
-    check_numpy(arrays, _REQUIRED)
     operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, None))
     problem = CacheProblem.of(operands, options, want_lse=True, current_device=None)
     check_cache_values(arrays, length, problem)

@@ -126,18 +126,18 @@ def attend(
     tuple of array
         out and lse; lse may be None if it was not wanted.
     """
-    if backend is not None:
-        if backend != "emulator":
-            raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
-        return _emulated(arrays, options, want_lse, config)
-    if not isinstance(arrays.q, np.ndarray):
+    if backend is not None and backend != "emulator":
+        raise ValueError(f"attention: backend is {backend!r}; it must be 'emulator' or None")
+    if backend is None and not isinstance(arrays.q, np.ndarray):
         return _on_gpu(arrays, options, want_lse, config, plan, workspace)
     check_numpy(arrays)
-    if config is not None:
-        config_items(config)
     for name, value in (("plan", plan), ("workspace", workspace)):
         if value is not None:
             raise TypeError(f"attention: {name} is for CuPy arrays; q is a numpy.ndarray, which needs none")
+    if backend is not None:
+        return _emulated(arrays, options, want_lse, config)
+    if config is not None:
+        config_items(config)
     return _on_cpu(arrays, options)
 
 

@@ -79,7 +79,7 @@ def cupy_of(arrays: Any, required: frozenset[str] = _MATRICES) -> Any:
     Parameters
     ----------
     arrays : NamedTuple
-        As the user passed them; q is not one of NumPy.
+        As the user passed them.
     required : frozenset of str
         Those that may not be None.
 
@@ -95,6 +95,8 @@ def cupy_of(arrays: Any, required: frozenset[str] = _MATRICES) -> Any:
     """
     cupy = sys.modules.get("cupy")
     if cupy is None or not isinstance(arrays.q, cupy.ndarray):
+        if isinstance(arrays.q, np.ndarray):  # of a function that says what a call needs, not of the call
+            raise TypeError("attention: q is a numpy.ndarray, which needs no workspace and no plan; pass CuPy arrays")
         raise TypeError(
             f"attention: q is a {type_name(type(arrays.q))}; it must be a numpy.ndarray or a cupy.ndarray "
             "(cupy.from_dlpack takes the GPU arrays of other libraries without a copy)"

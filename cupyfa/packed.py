@@ -122,6 +122,8 @@ def check_packed(operands: Arrays[Operand], options: Options) -> Packed | None:
     if cu_q is None or cu_k is None:
         missing = "cu_seqlens_q" if cu_q is None else "cu_seqlens_k"
         raise TypeError(f"attention: {missing} is None; it must be an array of int32 with batch + 1 entries")
+    if options.layout != "BSHD":
+        raise ValueError(f"attention: layout is {options.layout!r}; packed sequences have none, it must be 'BSHD'")
     for operand in (cu_q, cu_k, used_q, used_k):
         if operand is not None:
             _check_lengths_of(operand)

@@ -300,6 +300,9 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "deterministic": ({"deterministic": 1}, TypeError, r"deterministic is 1; it must be True or False$"),
     "deterministic none": ({"deterministic": None}, TypeError, r"deterministic is None; it must be True or False$"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays; q is a numpy.ndarray, which"),
+    "workspace under the emulator": (
+        {"workspace": zeros(3), "backend": "emulator"}, TypeError, r"workspace is for CuPy arrays; q is a numpy.ndarray"
+    ),
     "backend": ({"backend": "gpu"}, ValueError, r"backend is 'gpu'; it must be 'emulator' or None$"),
     "bias without a kernel": (
         BIASED | {"backend": "emulator"}, cupyfa.UnsupportedError,
@@ -381,6 +384,9 @@ BAD_PACKED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bias": ({"bias": rows(5, 7)}, ValueError, r"bias has 5 rows but sequence 1 has 6; it must have 1, or as many"),
     "deterministic": ({"deterministic": "yes"}, TypeError, r"deterministic is 'yes'; it must be True or False$"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays"),
+    "workspace under the emulator": (
+        {"workspace": zeros(3), "backend": "emulator"}, TypeError, r"workspace is for CuPy arrays"
+    ),
     "dq in the lengths": (
         {"cu_seqlens_q": part(0, 3, dtype=np.int32), "dq": part(5, 10, 4, 16)}, ValueError,
         "dq shares memory with cu_seqlens_q",

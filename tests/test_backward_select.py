@@ -278,6 +278,13 @@ def test_how_many_packed_sequences_there_are_decides_about_nothing() -> None:
     assert len(specs) == 1
 
 
+@pytest.mark.parametrize("heads_kv", [0, 2])
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_arrays_without_heads_have_a_kernel_that_nobody_launches(heads_kv: int, packed: bool) -> None:
+    selection = select(heads_q=0, heads_kv=heads_kv, packed=packed)
+    assert (selection.heads_per_part, selection.parts) == (1, 1)
+
+
 # --- What has no kernel ---
 
 

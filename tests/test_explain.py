@@ -173,6 +173,8 @@ def test_bad_arguments_are_refused_as_by_attention(arch: Any) -> None:
         explain(q, k, v[:, 1:], arch=arch)
     with pytest.raises(ValueError, match=r"^attention: layout is 'x'"):
         explain(q, k, v, layout="x", arch=arch)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^attention: layout is 'BHSD'; packed sequences have none"):
+        explain(*packed_inputs(), layout="BHSD", arch=arch)
     with pytest.raises(TypeError, match=r"^attention: causal is 3"):
         explain(q, k, v, causal=3, arch=arch)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^attention: q has dtype float64"):

@@ -232,6 +232,7 @@ def test_nothing_is_launched_where_there_is_nothing() -> None:
         ({"config": {"tile_m": 64}}, ValueError, r"^attention: config has the field 'tile_m'; gradients can override"),
         ({"dsink": np.zeros(4, np.float32)}, ValueError, r"^attention: dsink is the gradient of sink, and there is no"),
         ({"softcap": 0.0}, ValueError, r"^attention: softcap is 0\.0; it must be positive"),
+        ({"seqused_k": np.ones(2, np.int32)}, TypeError, r"^attention: gradients take seqused_k of packed sequences"),
     ],
     ids=str,
 )
@@ -325,6 +326,7 @@ def test_warmup_compiles_each_kernel_once(monkeypatch: pytest.MonkeyPatch, capsy
         ({"colour": 1}, TypeError, r"^warmup: call 3: .*colour"),
         ({"config": {"tile_m": 64}}, ValueError, r"^attention: config has the field 'tile_m'; gradients can override"),
         ({"softcap": -1.0}, ValueError, r"^attention: softcap is -1\.0; it must be positive"),
+        ({"seqused_q": True}, TypeError, r"^attention: gradients take seqused_q of packed sequences only"),
     ],
     ids=str,
 )

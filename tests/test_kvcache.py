@@ -227,6 +227,9 @@ BAD: dict[str, Bad] = {
     "max float": (packed, {"max_seqlen_q": 3.5}, TypeError, r"max_seqlen_q is 3.5; it must be an integer or None"),
     "config": (rows, {"config": 3}, TypeError, r"config is 3; it must be a mapping of DecodeSpec fields or None"),
     "workspace": (rows, {"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays; q is a numpy.ndarray"),
+    "workspace under the emulator": (
+        rows, {"workspace": zeros(3), "backend": "emulator"}, TypeError, r"workspace is for CuPy arrays"
+    ),
     "causal": (rows, {"causal": 1}, TypeError, r"causal is 1; it must be True or False"),
     # Dtypes
     "float32": (rows, {"q": zeros(2, 1, 4, 16, dtype=np.float32)}, TypeError, r"q has dtype float32; it must be float"),

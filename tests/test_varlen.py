@@ -131,6 +131,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bias dtype": ({"bias": zeros(7, 7, dtype=np.float64)}, TypeError, r"bias has dtype float64; it must be float32"),
     "a plan": ({"plan": 3}, TypeError, r"plan is for CuPy arrays"),
     "workspace": ({"workspace": zeros(3)}, TypeError, r"workspace is for CuPy arrays"),
+    "a plan under the emulator": ({"plan": 3, "backend": "emulator"}, TypeError, r"plan is for CuPy arrays"),
+    "workspace under the emulator": (
+        {"workspace": zeros(3), "backend": "emulator"}, TypeError, r"workspace is for CuPy arrays"
+    ),
     "backend": ({"backend": "gpu"}, ValueError, r"backend is 'gpu'; it must be 'emulator' or None"),
 }  # fmt: skip
 
