@@ -28,6 +28,7 @@ _ARGUMENTS = (
     "max_seqlen_k",
     "config",
 )
+_OPTIONS = ("softmax_scale", "causal", "window_size", "softcap", "layout")
 
 
 def options_and_operands(number: int, call: Mapping[str, Any]) -> tuple[Options, dict[str, Operand]]:
@@ -55,17 +56,24 @@ def options_and_operands(number: int, call: Mapping[str, Any]) -> tuple[Options,
     for name in ("q", "k", "dtype"):
         if name not in call:
             raise TypeError(f"warmup: call {number} has no {name}; it needs the shapes q and k, and a dtype")
-    try:
-        options = check_options(**{name: value for name, value in call.items() if name not in _ARGUMENTS})
-    except TypeError as error:
-        if str(error).startswith("attention: "):
-            raise
-        raise TypeError(f"warmup: call {number}: {error}") from None
+    for name in call:
+        if name not in (*_ARGUMENTS, *_OPTIONS):
+            known = ", ".join((*_ARGUMENTS, *_OPTIONS))
+            raise TypeError(
+                f"warmup: call {number} has {name}; its arguments are {known}, and for gradients dout, deterministic"
+            )
+    options = check_options(**{name: call[name] for name in _OPTIONS if name in call})
     biased = call.get("bias") is not None
     options = with_max_seqlen(options, call.get("max_seqlen_q"), call.get("max_seqlen_k"), biased)
     shapes = {"q": call["q"], "k": call["k"], "v": call.get("v", call["k"])}
-    operands = {name: Operand.contiguous(name, tuple(shape), call["dtype"], 0) for name, shape in shapes.items()}
     sequences = check_max_seqlen("sequences", call.get("sequences"))
+    axes = "4 axes, or 3 and sequences beside it" if sequences is None else "3 axes, because there are sequences"
+    for name, shape in shapes.items():
+        if not isinstance(shape, (tuple, list)):
+            raise TypeError(f"warmup: call {number}: {name} is {shape!r}; it must be a shape")
+        if len(shape) != (4 if sequences is None else 3):
+            raise ValueError(f"warmup: call {number}: {name} has shape {tuple(shape)}; it must have {axes}")
+    operands = {name: Operand.contiguous(name, tuple(shape), call["dtype"], 0) for name, shape in shapes.items()}
     if sequences is not None:
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
             operands[name] = Operand.contiguous(name, (sequences + 1,), np.int32, 0)
