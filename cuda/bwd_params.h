@@ -17,20 +17,26 @@ namespace cupyfa {
 struct BwdParams {
   TensorMap q, k, v, dout;
   TensorMap dk, dv;  ///< where a CTA has all query heads of its keys
+  TensorMap bias;  ///< (seqlen_k, seqlen_q, heads, batch), each of the last two 1 where it is the same for all
   float*
       dk_parts;  ///< otherwise its sums are parts, (parts, batch, heads_kv, tiles_n, tile_n * head_dim), in the order in
   float* dv_parts;  ///< which the threads of the kernel hold them
-  const float* lse_log2;  ///< (batch, heads_q, rows): lse in base 2; +inf where a row sees no key, or is none
+  const float* lse_log2;  ///< (batch, heads_q, rows): lse in base 2, with a bias natural; +inf where a row sees no key
   const float* delta;  ///< (batch, heads_q, rows): sum of dO O, less dlse; 0 where there is no row
   float* dq;  ///< (batch, heads_q, tiles_m, tile_m * head_dim), 0 at first
   unsigned* turns;  ///< for a fixed order: how many CTAs have added each part of a query tile, 0 at first
   const float* alibi_slopes;  ///< for each query head
   const Plan* plan;  ///< of packed sequences
   long long alibi_stride_batch, alibi_stride_head;  ///< in elements
+  const void* bias_data;  ///< of one row for all queries
+  Strides bias_strides;  ///< in elements, of which a column is a key; 0 where it is the same for all
+  const float* bias_rows;  ///< (batch, heads_q, rows): of one column for all keys
   float scale_log2;  ///< softmax_scale * log2(e). With a softcap: 2 * softcap * log2(e)
   float scale;  ///< softmax_scale, the factor of dK
   float softcap_slope;  ///< 2 * log2(e) * softmax_scale / softcap
   float softcap_log2;  ///< softcap * log2(e)
+  float logit_scale;  ///< with a bias, in place of scale_log2: what makes natural logits of scores
+  float softcap;  ///< with a bias, in place of softcap_log2: natural
   int seqlen_q, seqlen_k;
   int last_diagonal;  ///< causal: row i sees no key behind i + last_diagonal
   int first_diagonal;  ///< window: row i sees no key before i + first_diagonal. Packed: both are for sequences
@@ -41,6 +47,15 @@ struct BwdParams {
   unsigned parts;  ///< how many CTAs share a key tile
   unsigned tiles_m, tiles_n;  ///< query tiles and key tiles of one head
   unsigned heads_per_section;  ///< key/value heads whose queries, gradients and sums should stay in L2 together
+};
+
+/// The gradient of a bias, which has one index along axes on which the bias repeats.
+struct BiasGradientParams {
+  BwdParams scores;  ///< with tiles and tensor maps of this kernel, and without sums
+  void* dbias;
+  Strides strides;  ///< of it, in elements; a column is a key
+  int batches, heads, rows, keys;  ///< of it
+  int batch;  ///< of the problem
 };
 
 /// The kernel before it: delta, lse in base 2, and zeros.
@@ -55,6 +70,9 @@ struct PreprocessParams {
   float* lse_log2;
   float* delta;
   float* dsink;  ///< (batch, heads_q, CTAs of a head): what the rows of a CTA add to the gradient of the sink, or null
+  const void* bias;  ///< of one column for all keys, or null
+  Strides bias_strides;  ///< as in BwdParams
+  float* bias_rows;  ///< where it goes
   float* dq;
   long long dq_head;  ///< floats of a head
   unsigned* turns;  ///< null: order is free
@@ -63,6 +81,8 @@ struct PreprocessParams {
   const Plan* plan;  ///< of packed sequences
   unsigned turns_head;
   int tile_m;  ///< of the kernel behind it
+  float lse_factor;  ///< log2(e); 1 where a bias makes natural logits
+  int bias_float32;  ///< 1: the bias is; 0: it has the type of out
   int seqlen_q;  ///< packed: of the array
   int rows, head_dim_v;
   unsigned heads_q;

@@ -55,6 +55,15 @@ __device__ inline float sum_of_lanes(float x, int lanes) {
   return x;
 }
 
+/// What a bias that is the same for all keys adds to the scores of a row.
+template <DType dtype>
+__device__ inline float bias_of_row(const PreprocessParams& p, int batch, int head, int row) {
+  const Strides& strides = p.bias_strides;
+  const long long offset = batch * strides.batch + head * strides.head + row * strides.row;
+  if (p.bias_float32) return static_cast<const float*>(p.bias)[offset];
+  return ptx::unpack<dtype>(static_cast<const u16*>(p.bias)[offset], false);
+}
+
 template <DType dtype>
 __global__ void __launch_bounds__(preprocess_threads) preprocess(const __grid_constant__ PreprocessParams p) {
   __shared__ float of_warps[preprocess_threads / 32];
@@ -104,8 +113,9 @@ __global__ void __launch_bounds__(preprocess_threads) preprocess(const __grid_co
       delta -= p.dlse[batch * p.dlse_strides.batch + head * p.dlse_strides.head + own * p.dlse_strides.row];
     }
     const u64 place = u64(head_in_all) * p.rows + row;
-    p.lse_log2[place] = sees_keys ? lse * log2_e : -minus_infinity;  // exp2 of what is left is 0
+    p.lse_log2[place] = sees_keys ? lse * p.lse_factor : -minus_infinity;  // exp2 of what is left is 0
     p.delta[place] = delta;
+    if (p.bias != nullptr) p.bias_rows[place] = exists ? bias_of_row<dtype>(p, batch, head, row) : 0.f;
     if (sees_keys) dsink -= ptx::ex2_approx_ftz((sink - lse) * log2_e) * delta;
   }
   if (p.dsink != nullptr) {  // in a fixed order

@@ -21,6 +21,7 @@ enum class Bias : int {
   tile,    ///< TMA copies it, block by block
   row,     ///< likewise, but it is one row for all queries
   gather,  ///< each thread loads its own elements: for strides and addresses that TMA does not take
+  column,  ///< it is the same for all keys, and comes with what else a query row has: gradients only
 };
 
 /// Forward attention.
@@ -117,6 +118,8 @@ struct BwdSpec {
   bool window;          ///< keys begin at a diagonal
   bool softcap;         ///< scores are capped by a hyperbolic tangent
   bool alibi;           ///< scores fall with the distance between query and key
+  Bias bias;            ///< is added to the scaled, capped scores; of a row, each thread loads its own elements
+  bool bias_float32;    ///< its elements are float32; otherwise they are of `dtype`
   bool partial;         ///< dK and dV are of some of the query heads that share the keys, and left in float32
   bool deterministic;   ///< dQ is summed in a fixed order of the key tiles: from the last one to the first
   bool setmaxnreg;      ///< move registers from the producer to the consumers
@@ -131,6 +134,40 @@ struct BwdSpec {
   constexpr bool spares() const { return deterministic && (wide() || head_dim % 64 != 0); }
   constexpr int producer_registers() const { return spares() ? 40 : 24; }
   constexpr int consumer_registers() const { return spares() ? 232 : 240; }
+};
+
+/// The gradient of a bias.
+struct BiasGradientSpec {
+  DType dtype;  ///< of Q, K, V and dO
+  int head_dim;  ///< as in BwdSpec, as all that follows
+  int head_dim_v;
+  int stages;  ///< of the ring of tiles
+  bool causal;
+  bool window;
+  bool softcap;
+  bool alibi;
+  Bias bias;
+  bool bias_float32;  ///< the bias and its gradient are; otherwise they are of `dtype`
+
+  static constexpr int tile_m = 64, tile_n = 128;
+
+  /// What the parts that this kernel shares with that of the other gradients have to know.
+  constexpr BwdSpec tile() const {
+    BwdSpec tile = {};
+    tile.dtype = dtype;
+    tile.head_dim = head_dim;
+    tile.head_dim_v = head_dim_v;
+    tile.tile_m = tile_m;
+    tile.tile_n = tile_n;
+    tile.q_stages = tile.dout_stages = stages;
+    tile.causal = causal;
+    tile.window = window;
+    tile.softcap = softcap;
+    tile.alibi = alibi;
+    tile.bias = bias;
+    tile.bias_float32 = bias_float32;
+    return tile;
+  }
 };
 
 /// What becomes of sums of gradients.

@@ -8,10 +8,13 @@ class BackwardPacking:
         *,
         alibi_stride_batch: int,
         alibi_stride_head: int,
+        bias_strides: Strides,
         scale_log2: float,
         scale: float,
         softcap_slope: float,
         softcap_log2: float,
+        logit_scale: float,
+        softcap: float,
         seqlen_q: int,
         seqlen_k: int,
         last_diagonal: int,
@@ -26,6 +29,10 @@ class BackwardPacking:
     ) -> None: ...
     def pack(self, maps: tuple[bytes, ...], addresses: tuple[int, ...]) -> bytes: ...
 
+class BiasGradientPacking:
+    def __init__(self, *, strides: Strides, batches: int, heads: int, rows: int, keys: int, batch: int) -> None: ...
+    def pack(self, scores: bytes, dbias: int) -> bytes: ...
+
 class PreprocessPacking:
     def __init__(
         self,
@@ -34,10 +41,13 @@ class PreprocessPacking:
         dout_strides: Strides,
         lse_strides: Strides,
         dlse_strides: Strides,
+        bias_strides: Strides,
         sink_stride: int,
         dq_head: int,
         turns_head: int,
         tile_m: int,
+        lse_factor: float,
+        bias_float32: bool,
         seqlen_q: int,
         rows: int,
         head_dim_v: int,

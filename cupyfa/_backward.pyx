@@ -20,7 +20,7 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         pass
 
     cdef cppclass BwdParams:
-        TensorMap q, k, v, dout, dk, dv
+        TensorMap q, k, v, dout, dk, dv, bias
         float *dk_parts
         float *dv_parts
         const float *lse_log2
@@ -30,9 +30,18 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         const float *alibi_slopes
         const Plan *plan
         long long alibi_stride_batch, alibi_stride_head
-        float scale_log2, scale, softcap_slope, softcap_log2
+        const void *bias_data
+        Strides bias_strides
+        const float *bias_rows
+        float scale_log2, scale, softcap_slope, softcap_log2, logit_scale, softcap
         int seqlen_q, seqlen_k, last_diagonal, first_diagonal
         unsigned heads_q, heads_kv, heads_per_kv, heads_per_part, parts, tiles_m, tiles_n, heads_per_section
+
+    cdef cppclass BiasGradientParams:
+        BwdParams scores
+        void *dbias
+        Strides strides
+        int batches, heads, rows, keys, batch
 
     cdef cppclass PreprocessParams:
         const void *out
@@ -45,6 +54,9 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         float *lse_log2
         float *delta
         float *dsink
+        const void *bias
+        Strides bias_strides
+        float *bias_rows
         float *dq
         long long dq_head
         unsigned *turns
@@ -52,7 +64,9 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
         const int *seqused_q
         const Plan *plan
         unsigned turns_head
-        int tile_m, seqlen_q, rows, head_dim_v
+        int tile_m
+        float lse_factor
+        int bias_float32, seqlen_q, rows, head_dim_v
         unsigned heads_q
         int vectors
 
@@ -77,6 +91,7 @@ cdef extern from "bwd_params.h" namespace "cupyfa" nogil:
 
 PARAMETER_SIZES = {
     "BwdParams": sizeof(BwdParams),
+    "BiasGradientParams": sizeof(BiasGradientParams),
     "PreprocessParams": sizeof(PreprocessParams),
     "SinkParams": sizeof(SinkParams),
     "PostprocessParams": sizeof(PostprocessParams),
@@ -95,7 +110,9 @@ cdef class BackwardPacking:
     ----------
     alibi_stride_batch, alibi_stride_head : int
         Elements.
-    scale_log2, scale, softcap_slope, softcap_log2 : float
+    bias_strides : tuple of int
+        Elements from one batch, row, head and key to the next; 0 where the bias is the same for all.
+    scale_log2, scale, softcap_slope, softcap_log2, logit_scale, softcap : float
         As in ``BwdParams``, as all the following.
     seqlen_q, seqlen_k, last_diagonal, first_diagonal : int
         Lengths and diagonals.
@@ -105,14 +122,17 @@ cdef class BackwardPacking:
 
     cdef BwdParams _params
 
-    def __init__(self, *, long long alibi_stride_batch, long long alibi_stride_head, float scale_log2, float scale,
-                 float softcap_slope, float softcap_log2, int seqlen_q, int seqlen_k, int last_diagonal,
+    def __init__(self, *, long long alibi_stride_batch, long long alibi_stride_head, tuple bias_strides,
+                 float scale_log2, float scale, float softcap_slope, float softcap_log2, float logit_scale,
+                 float softcap, int seqlen_q, int seqlen_k, int last_diagonal,
                  int first_diagonal, unsigned heads_q, unsigned heads_kv, unsigned heads_per_part, unsigned parts,
                  unsigned tiles_m, unsigned tiles_n, unsigned heads_per_section):
         cdef BwdParams *p = &self._params
         memset(p, 0, sizeof(BwdParams))
         p.alibi_stride_batch, p.alibi_stride_head = alibi_stride_batch, alibi_stride_head
+        _fill_strides(&p.bias_strides, bias_strides)
         p.scale_log2, p.scale, p.softcap_slope, p.softcap_log2 = scale_log2, scale, softcap_slope, softcap_log2
+        p.logit_scale, p.softcap = logit_scale, softcap
         p.seqlen_q, p.seqlen_k, p.last_diagonal, p.first_diagonal = seqlen_q, seqlen_k, last_diagonal, first_diagonal
         p.heads_q, p.heads_kv, p.heads_per_kv = heads_q, heads_kv, heads_q // heads_kv
         p.heads_per_part, p.parts = heads_per_part, parts
@@ -124,9 +144,10 @@ cdef class BackwardPacking:
         Parameters
         ----------
         maps : tuple of bytes
-            The 128-byte tensor maps of q, k, v, dout, dk and dv.
+            The 128-byte tensor maps of q, k, v, dout, dk, dv and bias.
         addresses : tuple of int
-            Of lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts and the plan; 0 for null.
+            Of lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, the plan, bias_data and bias_rows; 0 for
+            null.
 
         Returns
         -------
@@ -134,20 +155,63 @@ cdef class BackwardPacking:
             ``BwdParams``.
         """
         cdef BwdParams p = self._params
-        cdef TensorMap *targets[6]
+        cdef TensorMap *targets[7]
         cdef bytes encoded
-        cdef uintptr_t lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, plan
-        targets = [&p.q, &p.k, &p.v, &p.dout, &p.dk, &p.dv]
-        if [len(x) for x in maps] != 6 * [sizeof(TensorMap)]:
-            raise ValueError(f"six tensor maps have {sizeof(TensorMap)} bytes each, got {[len(x) for x in maps]}")
-        for i in range(6):
+        cdef uintptr_t lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, plan, bias_data, bias_rows
+        targets = [&p.q, &p.k, &p.v, &p.dout, &p.dk, &p.dv, &p.bias]
+        if [len(x) for x in maps] != 7 * [sizeof(TensorMap)]:
+            raise ValueError(f"seven tensor maps have {sizeof(TensorMap)} bytes each, got {[len(x) for x in maps]}")
+        for i in range(7):
             encoded = maps[i]
             memcpy(targets[i], <const char *>encoded, sizeof(TensorMap))
-        lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, plan = addresses
+        lse_log2, delta, dq, turns, alibi_slopes, dk_parts, dv_parts, plan, bias_data, bias_rows = addresses
+        p.bias_data, p.bias_rows = <const void *>bias_data, <const float *>bias_rows
         p.dk_parts, p.dv_parts = <float *>dk_parts, <float *>dv_parts
         p.lse_log2, p.delta, p.dq = <const float *>lse_log2, <const float *>delta, <float *>dq
         p.turns, p.alibi_slopes, p.plan = <unsigned *>turns, <const float *>alibi_slopes, <const Plan *>plan
         return (<const char *>&p)[:sizeof(BwdParams)]
+
+
+cdef class BiasGradientPacking:
+    """``BiasGradientParams`` of a problem: only ``BwdParams`` and the address of the gradient are missing.
+
+    Parameters
+    ----------
+    strides : tuple of int
+        Elements from one batch, row, head and key to the next.
+    batches, heads, rows, keys, batch : int
+        As in ``BiasGradientParams``.
+    """
+
+    cdef BiasGradientParams _params
+
+    def __init__(self, *, tuple strides, int batches, int heads, int rows, int keys, int batch):
+        cdef BiasGradientParams *p = &self._params
+        memset(p, 0, sizeof(BiasGradientParams))
+        _fill_strides(&p.strides, strides)
+        p.batches, p.heads, p.rows, p.keys, p.batch = batches, heads, rows, keys, batch
+
+    def pack(self, bytes scores, uintptr_t dbias):
+        """Return the struct.
+
+        Parameters
+        ----------
+        scores : bytes
+            ``BwdParams``, of `BackwardPacking`.
+        dbias : int
+            Address.
+
+        Returns
+        -------
+        bytes
+            ``BiasGradientParams``.
+        """
+        cdef BiasGradientParams p = self._params
+        if len(scores) != sizeof(BwdParams):
+            raise ValueError(f"BwdParams have {sizeof(BwdParams)} bytes, got {len(scores)}")
+        memcpy(&p.scores, <const char *>scores, sizeof(BwdParams))
+        p.dbias = <void *>dbias
+        return (<const char *>&p)[:sizeof(BiasGradientParams)]
 
 
 cdef class PreprocessPacking:
@@ -157,27 +221,33 @@ cdef class PreprocessPacking:
     ----------
     out_strides, dout_strides, lse_strides, dlse_strides : tuple of int
         Elements from one batch, row, head and column to the next; 0 where there is no such axis.
+    bias_strides : tuple of int
+        As of `BackwardPacking`.
     sink_stride : int
         Elements.
     dq_head, turns_head : int
         Floats and counters of a head.
-    tile_m, seqlen_q, rows, head_dim_v, heads_q : int
-        As in ``PreprocessParams``.
+    lse_factor : float
+        As in ``PreprocessParams``, as all the following.
+    tile_m, bias_float32, seqlen_q, rows, head_dim_v, heads_q : int
+        Type, sizes and heads.
     """
 
     cdef PreprocessParams _params
 
     def __init__(self, *, tuple out_strides, tuple dout_strides, tuple lse_strides, tuple dlse_strides,
-                 long long sink_stride, long long dq_head, unsigned turns_head, int tile_m, int seqlen_q,
-                 int rows, int head_dim_v, unsigned heads_q):
+                 tuple bias_strides, long long sink_stride, long long dq_head, unsigned turns_head, int tile_m,
+                 float lse_factor, bint bias_float32, int seqlen_q, int rows, int head_dim_v, unsigned heads_q):
         cdef PreprocessParams *p = &self._params
         memset(p, 0, sizeof(PreprocessParams))
         _fill_strides(&p.out_strides, out_strides)
         _fill_strides(&p.dout_strides, dout_strides)
         _fill_strides(&p.lse_strides, lse_strides)
         _fill_strides(&p.dlse_strides, dlse_strides)
+        _fill_strides(&p.bias_strides, bias_strides)
         p.sink_stride, p.dq_head, p.turns_head = sink_stride, dq_head, turns_head
-        p.tile_m, p.seqlen_q, p.rows, p.head_dim_v, p.heads_q = tile_m, seqlen_q, rows, head_dim_v, heads_q
+        p.tile_m, p.lse_factor, p.bias_float32 = tile_m, lse_factor, bias_float32
+        p.seqlen_q, p.rows, p.head_dim_v, p.heads_q = seqlen_q, rows, head_dim_v, heads_q
 
     def pack(self, tuple addresses, bint vectors):
         """Return the struct.
@@ -185,8 +255,8 @@ cdef class PreprocessPacking:
         Parameters
         ----------
         addresses : tuple of int
-            Of out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns, cu_seqlens_q, seqused_q and the plan; 0
-            for null.
+            Of out, dout, lse, dlse, sink, lse_log2, delta, dsink, bias, bias_rows, dq, turns, cu_seqlens_q,
+            seqused_q and the plan; 0 for null.
         vectors : bool
             Whether rows of out and dout can be loaded by 16 bytes.
 
@@ -196,14 +266,17 @@ cdef class PreprocessPacking:
             ``PreprocessParams``.
         """
         cdef PreprocessParams p = self._params
-        cdef uintptr_t out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns, cu_seqlens_q, seqused_q, plan
-        out, dout, lse, dlse, sink, lse_log2, delta, dsink, dq, turns, cu_seqlens_q, seqused_q, plan = addresses
+        cdef uintptr_t out, dout, lse, dlse, sink, lse_log2, delta, dsink, bias, bias_rows, dq, turns
+        cdef uintptr_t cu_seqlens_q, seqused_q, plan
+        (out, dout, lse, dlse, sink, lse_log2, delta, dsink, bias, bias_rows, dq, turns, cu_seqlens_q, seqused_q,
+         plan) = addresses
         p.out, p.dout = <const void *>out, <const void *>dout
         p.lse, p.dlse, p.sink = <const float *>lse, <const float *>dlse, <const float *>sink
         p.lse_log2, p.delta, p.dsink, p.dq = <float *>lse_log2, <float *>delta, <float *>dsink, <float *>dq
         p.turns, p.vectors = <unsigned *>turns, vectors
         p.cu_seqlens_q, p.seqused_q = <const int *>cu_seqlens_q, <const int *>seqused_q
         p.plan = <const Plan *>plan
+        p.bias, p.bias_rows = <const void *>bias, <float *>bias_rows
         return (<const char *>&p)[:sizeof(PreprocessParams)]
 
 

@@ -66,7 +66,7 @@ def attention_backward(
 
     The options must be those of the forward call; :func:`cupyfa.attention_vjp` makes both calls with the same ones.
     NumPy arrays are computed by the oracle on the CPU, CuPy arrays by kernels on Hopper: in float16 and bfloat16, with
-    a head_dim of up to 256, and with all options but a bias. `UnsupportedError` names what has no kernel.
+    a head_dim of up to 256, and with all options. `UnsupportedError` names what has no kernel.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def attention_backward(
         a sink, which is the lse of that row.
     deterministic : bool
         Add up in one order, so that equal arguments give equal bits. On the CPU it always is so. On the GPU only dq
-        depends on it: without it, CTAs add to dq in the order in which they come.
+        depends on it, and no sum of a bias: without it, CTAs add to dq in the order in which they come.
     dq, dk, dv : array, optional
         Shapes and dtypes of q, k, v; written in place and returned. No memory in common with other arguments.
     dsink, dbias : array, optional
@@ -116,8 +116,13 @@ def attention_backward(
 
     ALiBi slopes get no gradient.
 
-    A call launches three to six kernels on the current stream, and does not wait for them. A warm one can be captured
+    A call launches three to seven kernels on the current stream, and does not wait for them. A warm one can be captured
     in a graph, with all gradients and ``workspace`` given; replays of the graph share them, and must not overlap.
+
+    On the GPU a bias with rows and columns is copied to ``workspace`` where TMA cannot take it: where it does not begin
+    at a multiple of 16 bytes, where its rows do not, or where neighbouring keys are not neighbours in memory. Its
+    gradient is computed by another kernel, of scores that it computes once more: in float32, in one order, and rounded
+    once; sums need no memory. One that is the sum over most axes is computed by few CTAs.
 
     On the GPU P and dS are rounded to the dtype of q as operands of their products; sums are float32. Where key tiles
     are too few to fill the GPU, CTAs share the query heads of a key head, and dk and dv are the sums of their parts,

@@ -7,16 +7,23 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from cupyfa._backward import BackwardPacking, PostprocessPacking, PreprocessPacking, SinkPacking
+from cupyfa._backward import (
+    BackwardPacking,
+    BiasGradientPacking,
+    PostprocessPacking,
+    PreprocessPacking,
+    SinkPacking,
+)
 from cupyfa._launch import LaunchGeometry, TensorMapGeometry
+from cupyfa.backward_bias import bias_copy, bias_gradient, bias_gradient_ctas, bias_map, bias_strides
 from cupyfa.backward_problem import BackwardArrays, BackwardProblem
-from cupyfa.backward_select import BackwardSelection
+from cupyfa.backward_select import BackwardSelection, bias_gradient_spec
 from cupyfa.copies import Copy, copies_of
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import TMA_ALIGNMENT, Addresses, Layout, Operand, row_strides, strides_or_zeros
 from cupyfa.packing import UNBOUNDED, Packing, packed_map
 from cupyfa.select import Device
-from cupyfa.spec import BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
+from cupyfa.spec import Bias, BiasGradientSpec, BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
 
 __all__ = ["BackwardPlan", "backward_specs", "plan_backward", "plan_with_copies"]
 
@@ -57,6 +64,17 @@ class _Rounding(NamedTuple):
     vectors: bool  # whether its rows are vectors of 16 bytes, if they begin at a multiple of that
 
 
+_Maps = tuple[TensorMapGeometry | None, ...]
+
+
+class _BiasGradient(NamedTuple):
+    """The launch that computes the gradient of a bias."""
+
+    scores: BackwardPacking
+    maps: _Maps
+    packing: BiasGradientPacking
+
+
 def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tuple[Spec, ...]:
     """Return the kernels of a problem, in the order in which they are launched.
 
@@ -70,7 +88,7 @@ def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tu
     Returns
     -------
     tuple of spec
-        Three to six.
+        Three to seven.
     """
     spec = selection.spec
     planning = (PlanSpec(),) if spec.varlen else ()
@@ -81,7 +99,8 @@ def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tu
             for head_dim in (spec.head_dim, spec.head_dim_v)
         ]
     sink = () if problem.dsink is None else (SinkSpec(),)
-    return (*planning, PreprocessSpec(spec.dtype), spec, *rounded, *sink)
+    bias = () if problem.dbias is None else (bias_gradient_spec(spec),)
+    return (*planning, PreprocessSpec(spec.dtype), spec, *rounded, *sink, *bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +117,15 @@ class BackwardPlan:
         Their parameters; the first is there for packed sequences, and sink may be None.
     roundings : tuple of _Rounding
         Of dq, and of dk and dv where their sums are in parts.
+    dbias : _BiasGradient or None
+        Of a bias.
     maps : tuple of TensorMapGeometry or None
-        Of q, k, v, dout, dk and dv; None for dk and dv where their sums are in parts.
+        Of q, k, v, dout, dk, dv and bias; None for dk and dv where their sums are in parts, and for a bias that threads
+        load.
     row_vectors : bool
         Whether rows of out and dout are vectors of 16 bytes, if they begin at a multiple of that.
-    plan, lse_log2, delta, turns, dsink : _Place
-        In the workspace; plan, turns and dsink may be None.
+    plan, lse_log2, delta, bias_rows, turns, dsink : _Place
+        In the workspace; plan and the last three may be None.
     workspace_bytes : int
         All of it.
     """
@@ -115,11 +137,13 @@ class BackwardPlan:
     backward: BackwardPacking
     sink: SinkPacking | None
     roundings: tuple[_Rounding, ...]
-    maps: tuple[TensorMapGeometry | None, ...]
+    dbias: _BiasGradient | None
+    maps: _Maps
     row_vectors: bool
     plan: _Place | None
     lse_log2: _Place
     delta: _Place
+    bias_rows: _Place | None
     turns: _Place | None
     dsink: _Place | None
     workspace_bytes: int
@@ -129,7 +153,7 @@ class BackwardPlan:
         """What the workspace holds beside copies, and the bytes of each."""
         sums = {f"sums of {rounding.name}": rounding.sums for rounding in self.roundings}
         places = {"plan": self.plan, "lse": self.lse_log2, "delta": self.delta, **sums}
-        places |= {"turns": self.turns, "sums of dsink": self.dsink}
+        places |= {"bias": self.bias_rows, "turns": self.turns, "sums of dsink": self.dsink}
         return {name: place.size for name, place in places.items() if place is not None}
 
     def pack(
@@ -162,33 +186,43 @@ class BackwardPlan:
             return 0 if part is None else workspace + part.begin
 
         plan, lse_log2, delta = map(place, (self.plan, self.lse_log2, self.delta))
-        turns, dsink = map(place, (self.turns, self.dsink))
+        turns, dsink, bias_rows = map(place, (self.turns, self.dsink, self.bias_rows))
+        bias = at.bias or 0
         sums = {rounding.name: place(rounding.sums) for rounding in self.roundings}
         rows = (at.cu_seqlens_q or 0, at.seqused_q or 0, plan)
+
+        def encoded(maps: _Maps) -> tuple[bytes, ...]:
+            return tuple(
+                _NO_MAP if x is None else encode(x, getattr(copied, name))
+                for x, name in zip(maps, _MAPPED, strict=True)
+            )
+
+        parts = (sums.get("dk", 0), sums.get("dv", 0))
+        of_scores = (lse_log2, delta, sums["dq"], turns, at.alibi_slopes or 0, *parts, plan, bias, bias_rows)
         packed = [] if self.planning is None else [self.planning.pack(_keys_for_queries(at), plan)]
         packed += [
             self.preprocess.pack(
-                (at.out, at.dout, at.lse, at.dlse or 0, at.sink or 0, lse_log2, delta, dsink, sums["dq"], turns, *rows),
+                (
+                    *(at.out, at.dout, at.lse, at.dlse or 0, at.sink or 0, lse_log2, delta, dsink),
+                    *(bias if bias_rows else 0, bias_rows, sums["dq"], turns, *rows),
+                ),
                 self.row_vectors and not (at.out | at.dout) % TMA_ALIGNMENT,
             ),
-            self.backward.pack(
-                tuple(
-                    _NO_MAP if x is None else encode(x, getattr(copied, name))
-                    for x, name in zip(self.maps, _MAPPED, strict=True)
-                ),
-                (lse_log2, delta, sums["dq"], turns, at.alibi_slopes or 0, sums.get("dk", 0), sums.get("dv", 0), plan),
-            ),
+            self.backward.pack(encoded(self.maps), of_scores),
         ]
         for name, packing, _, vectors in self.roundings:
             address = getattr(at, name)
             packed.append(packing.pack((sums[name], address, *rows), vectors and not address % TMA_ALIGNMENT))
         if self.sink is not None:
             packed.append(self.sink.pack(dsink, at.dsink or 0))
+        if self.dbias is not None:
+            scores = self.dbias.scores.pack(encoded(self.dbias.maps), of_scores)
+            packed.append(self.dbias.packing.pack(scores, at.dbias or 0))
         return packed
 
 
 #: In the order of ``BackwardPacking.pack``.
-_MAPPED = ("q", "k", "v", "dout", "dk", "dv")
+_MAPPED = ("q", "k", "v", "dout", "dk", "dv", "bias")
 
 
 def plan_backward(
@@ -241,6 +275,8 @@ def plan_backward(
     key_tiles = batch * forward.heads_kv * tiles_n
     grids = [1] * (planning is not None) + [heads * preprocess_ctas, key_tiles * parts, heads * tiles_m]
     grids += [key_tiles] * (2 if parts > 1 else 0) + [forward.heads_q] * (problem.dsink is not None)
+    if problem.dbias is not None:
+        grids.append(bias_gradient_ctas(problem.dbias, BiasGradientSpec.tile_m, BiasGradientSpec.tile_n))
     if rows > _MOST_ROWS:
         raise UnsupportedError(
             f"attention: {forward.batch} packed sequences of {forward.seqlen_q} rows are {rows} rows in tiles of their "
@@ -268,11 +304,10 @@ def plan_backward(
             (problem.dv, spec.head_dim_v, 1.0),
         ):
             roundings.append(_rounding(gradient, tiles_n, head_dim, spec.tile_n, parts, factor, workspace))
+    bias_rows = workspace.take(4 * heads * rows) if spec.bias is Bias.COLUMN else None
     turns = workspace.take(4 * heads * turns_head) if spec.deterministic else None
     dsink = None if problem.dsink is None else workspace.take(4 * heads * preprocess_ctas)
-    scale, cap = forward.softmax_scale, forward.softcap
-    slope_batch, slope_head = strides_or_zeros(forward.alibi_slopes, 2)
-    diagonal = 0 if spec.varlen else forward.seqlen_k - forward.seqlen_q
+    per_section = _heads_per_section(spec, tiles_n, batch * forward.heads_kv * parts, device)
     return BackwardPlan(
         specs=specs,
         geometries=geometries,
@@ -282,47 +317,83 @@ def plan_backward(
             dout_strides=problem.dout.element_strides,
             lse_strides=row_strides(forward.lse),
             dlse_strides=row_strides(problem.dlse),
+            bias_strides=bias_strides(forward.bias),
             sink_stride=strides_or_zeros(forward.sink, 1)[0],
             dq_head=rows * spec.head_dim,
             turns_head=turns_head,
             tile_m=spec.tile_m,
+            lse_factor=_LOG2_E if forward.bias is None else 1.0,
+            bias_float32=spec.bias_float32,
             seqlen_q=forward.seqlen_q,
             rows=rows,
             head_dim_v=forward.head_dim_v,
             heads_q=forward.heads_q,
         ),
-        backward=BackwardPacking(
-            alibi_stride_batch=slope_batch,
-            alibi_stride_head=slope_head,
-            scale_log2=(scale if cap is None else 2 * cap) * _LOG2_E,
-            scale=scale,
-            softcap_slope=0.0 if cap is None else 2 * _LOG2_E * scale / cap,
-            softcap_log2=(cap or 0.0) * _LOG2_E,
-            seqlen_q=forward.seqlen_q,
-            seqlen_k=forward.seqlen_k,
-            last_diagonal=0 if forward.right is None else diagonal + forward.right,
-            first_diagonal=0 if forward.left is None else diagonal - forward.left,
-            heads_q=forward.heads_q,
-            heads_kv=forward.heads_kv,
-            heads_per_part=selection.heads_per_part,
-            parts=parts,
-            tiles_m=tiles_m,
-            tiles_n=tiles_n,
-            heads_per_section=_heads_per_section(spec, tiles_n, batch * forward.heads_kv * parts, device),
-        ),
+        backward=_scores(problem, spec, (tiles_m, tiles_n), selection.heads_per_part, parts, per_section),
         roundings=tuple(roundings),
         sink=None
         if problem.dsink is None
         else SinkPacking(dsink_stride=problem.dsink.element_strides[0], batch=batch, parts_head=preprocess_ctas),
-        maps=tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in _MAPPED),
+        dbias=None
+        if problem.dbias is None
+        else _bias_gradient(problem, problem.dbias, bias_gradient_spec(spec), rows, mapped),
+        maps=_maps(mapped, spec),
         row_vectors=forward.out.has_vectors and problem.dout.has_vectors,
         plan=plan,
         lse_log2=lse_log2,
         delta=delta,
+        bias_rows=bias_rows,
         turns=turns,
         dsink=dsink,
         workspace_bytes=workspace.bytes,
     )
+
+
+def _scores(
+    problem: BackwardProblem,
+    spec: BwdSpec | BiasGradientSpec,
+    tiles: tuple[int, int],
+    heads_per_part: int,
+    parts: int,
+    heads_per_section: int,
+) -> BackwardPacking:
+    """Return what a kernel has to know of scores and of its tiles. `tiles`: of queries and of keys, of a head."""
+    forward = problem.forward
+    scale, cap = forward.softmax_scale, forward.softcap
+    slope_batch, slope_head = strides_or_zeros(forward.alibi_slopes, 2)
+    diagonal = 0 if forward.packed is not None else forward.seqlen_k - forward.seqlen_q
+    logit_scale = scale if cap is None else 2 * cap
+    return BackwardPacking(
+        alibi_stride_batch=slope_batch,
+        alibi_stride_head=slope_head,
+        bias_strides=bias_strides(forward.bias),
+        scale_log2=logit_scale * _LOG2_E,
+        scale=scale,
+        softcap_slope=0.0 if cap is None else 2 * _LOG2_E * scale / cap,
+        softcap_log2=(cap or 0.0) * _LOG2_E,
+        logit_scale=logit_scale,
+        softcap=cap or 0.0,
+        seqlen_q=forward.seqlen_q,
+        seqlen_k=forward.seqlen_k,
+        last_diagonal=0 if forward.right is None else diagonal + forward.right,
+        first_diagonal=0 if forward.left is None else diagonal - forward.left,
+        heads_q=forward.heads_q,
+        heads_kv=forward.heads_kv,
+        heads_per_part=heads_per_part,
+        parts=parts,
+        tiles_m=tiles[0],
+        tiles_n=tiles[1],
+        heads_per_section=heads_per_section,
+    )
+
+
+def _bias_gradient(
+    problem: BackwardProblem, dbias: Operand, spec: BiasGradientSpec, rows: int, mapped: Mapping[str, Operand]
+) -> _BiasGradient:
+    read = {name: x for name, x in mapped.items() if name not in ("dk", "dv")}
+    packing = bias_gradient(dbias, problem.forward.batch)
+    tiles = rows // spec.tile_m, -(-problem.forward.seqlen_k // spec.tile_n)
+    return _BiasGradient(_scores(problem, spec, tiles, 1, 1, 1), _maps(read, spec), packing)
 
 
 def plan_with_copies(
@@ -351,8 +422,12 @@ def plan_with_copies(
     """
     by_threads = ("dk", "dv") if selection.parts > 1 else ()  # from sums, as dq: a copy would be written over them
     given = problem.operands.given()
-    matrices = {name: given[name] for name in given if name in _MAPPED and name not in by_threads}
+    matrices = {name: given[name] for name in given if name in _MAPPED and name not in (*by_threads, "bias")}
     copies = copies_of(problem.forward, matrices.values(), layout, unaligned, 0)
+    if (of_bias := bias_copy(problem, copies[-1].end if copies else 0)) is not None:
+        copies = (*copies, of_bias)
+    if problem.bias_kind is Bias.TILE:
+        matrices["bias"] = given["bias"]
     mapped = {**matrices, **{copy.name: copy.operand for copy in copies}}
     begin = copies[-1].end if copies else 0
     return plan_backward(problem, selection, traits, device, mapped, begin), copies
@@ -423,10 +498,16 @@ def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) 
     return max(1, min(heads, device.multiprocessors // tiles_n))
 
 
-def _tensor_map(matrix: Operand, spec: BwdSpec, name: str) -> TensorMapGeometry:
+def _maps(mapped: Mapping[str, Operand], spec: BwdSpec | BiasGradientSpec) -> _Maps:
+    return tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in _MAPPED)
+
+
+def _tensor_map(matrix: Operand, spec: BwdSpec | BiasGradientSpec, name: str) -> TensorMapGeometry:
+    if name == "bias":
+        return bias_map(matrix, spec.tile_m)
     batch, seqlen, heads, head_dim = matrix.shape
     rows = {"q": spec.tile_m, "dout": spec.tile_m, "k": spec.tile_n, "v": spec.tile_n}.get(name, _GRADIENT_ROWS)
-    if spec.varlen:
+    if isinstance(spec, BwdSpec) and spec.varlen:
         return packed_map(matrix, True, (64, rows))
     to_batch, to_row, to_head, _ = matrix.tma_strides
     return TensorMapGeometry(

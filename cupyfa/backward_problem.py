@@ -22,6 +22,7 @@ from cupyfa.checks import (
 from cupyfa.operand import LENGTHS, TMA_ALIGNMENT, Arrays, Operand
 from cupyfa.options import Options
 from cupyfa.problem import Problem
+from cupyfa.spec import Bias
 
 __all__ = [
     "GRADIENTS",
@@ -215,6 +216,14 @@ class BackwardProblem:
             1 if operand is None else TMA_ALIGNMENT if name in _MATRICES else operand.dtype.itemsize
             for name, operand in zip(BackwardArrays._fields, self.operands, strict=True)
         )
+
+    @property
+    def bias_kind(self) -> Bias:
+        """Which axes the bias of the kernels has: rows and columns, or one of them for all."""
+        if self.forward.bias is None:
+            return Bias.NONE
+        *_, row, key = self.forward.bias.strides
+        return Bias.TILE if row and key else Bias.ROW if key else Bias.COLUMN
 
     @property
     def is_empty(self) -> bool:

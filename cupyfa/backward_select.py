@@ -11,9 +11,16 @@ import numpy as np
 from cupyfa.backward_problem import BackwardProblem
 from cupyfa.errors import UnsupportedError
 from cupyfa.select import Config, Device
-from cupyfa.spec import BwdSpec
+from cupyfa.spec import Bias, BiasGradientSpec, BwdSpec
 
-__all__ = ["BWD_CANDIDATES", "BackwardSelection", "BwdCandidate", "backward_config", "select_backward"]
+__all__ = [
+    "BWD_CANDIDATES",
+    "BackwardSelection",
+    "BwdCandidate",
+    "backward_config",
+    "bias_gradient_spec",
+    "select_backward",
+]
 
 _KEYS = 128  # of a tile, 64 for each warpgroup
 _STAGES = {"q_stages": range(2, 5), "dout_stages": range(1, 5)}
@@ -28,6 +35,8 @@ class BwdCandidate(NamedTuple):
         The widest of Q and K, and of V.
     softcap, deterministic : bool
         Whether it has room for the slopes of a softcap, and for a dQ that waits for its turn.
+    bias_bytes : int
+        For how large elements of a bias with rows and columns it has room.
     tile_m, tile_n, q_stages, dout_stages : int
         As in :class:`cupyfa.spec.BwdSpec`.
     reason : str
@@ -38,6 +47,7 @@ class BwdCandidate(NamedTuple):
     head_dim_v: int
     softcap: bool
     deterministic: bool
+    bias_bytes: int
     tile_m: int
     tile_n: int
     q_stages: int
@@ -87,19 +97,25 @@ class BwdCandidate(NamedTuple):
             return "it has no room for the slopes of a softcap"
         if problem.deterministic and not self.deterministic:
             return "it has no room for a dQ that waits for its turn"
+        if forward.bias is not None and problem.bias_kind is Bias.TILE:
+            itemsize = forward.bias.dtype.itemsize
+            if itemsize > self.bias_bytes:
+                return f"it has no room for a bias of {8 * itemsize} bits"
         return None
 
 
 #: In the order of preference; the last one takes every problem. What fits is a matter of registers and shared memory,
 #: which the compiler checks.
 BWD_CANDIDATES = (
-    BwdCandidate(64, 64, False, True, 128, 128, 2, 2, "128 queries a step: least shared memory for a product"),
-    BwdCandidate(64, 64, True, True, 64, 128, 2, 2, "the slopes of 64 queries fit beside the rings"),
-    BwdCandidate(128, 128, False, False, 64, 128, 3, 3, "dK and dV leave registers for 64 queries a step"),
-    BwdCandidate(128, 128, False, True, 64, 128, 2, 2, "a dQ that waits has the room of the third slots"),
-    BwdCandidate(128, 128, True, True, 128, 64, 2, 1, "the slopes leave registers for 64 keys, which warpgroups share"),
-    BwdCandidate(192, 128, False, False, 128, 64, 2, 1, "warpgroups share 64 keys, and 128 queries a step fit"),
-    BwdCandidate(256, 256, True, True, 64, 64, 2, 1, "64 queries a step leave registers and room for all else"),
+    BwdCandidate(64, 64, False, True, 0, 128, 128, 2, 2, "128 queries a step: least shared memory for a product"),
+    BwdCandidate(64, 64, True, True, 4, 64, 128, 2, 2, "the slopes of 64 queries, or a bias, fit beside the rings"),
+    BwdCandidate(128, 128, False, False, 0, 64, 128, 3, 3, "dK and dV leave registers for 64 queries a step"),
+    BwdCandidate(128, 128, False, False, 4, 64, 128, 2, 2, "a bias has the room of the third slots"),
+    BwdCandidate(128, 128, False, True, 2, 64, 128, 2, 2, "so has a dQ that waits, and a bias of 16 bits what is left"),
+    BwdCandidate(128, 128, False, True, 4, 64, 128, 2, 1, "one of float32 has that of the second dO, too"),
+    BwdCandidate(128, 128, True, True, 0, 128, 64, 2, 1, "the slopes leave registers for 64 keys, which are shared"),
+    BwdCandidate(192, 128, False, False, 0, 128, 64, 2, 1, "warpgroups share 64 keys, and 128 queries a step fit"),
+    BwdCandidate(256, 256, True, True, 4, 64, 64, 2, 1, "64 queries a step leave registers and room for all else"),
 )
 
 
@@ -202,10 +218,10 @@ def select_backward(
             f"attention: the GPU has compute capability {major}.{minor}; gradients have kernels for 9.0 (Hopper: H100, "
             "H200). NumPy arrays run on the CPU"
         )
-    if forward.bias is not None:
+    if forward.bias is not None and forward.packed is not None:
         raise UnsupportedError(
-            "attention: no kernel computes the gradients of attention with a bias yet; alibi_slopes, softcap, sink and "
-            "windows have some, and NumPy arrays have all"
+            "attention: no kernel computes the gradients of packed sequences with a bias yet; call attention_backward "
+            "for each sequence, or pass NumPy arrays"
         )
     objections = tuple(row.objection(problem) for row in BWD_CANDIDATES)
     best = BWD_CANDIDATES[objections.index(None)]
@@ -226,11 +242,41 @@ def select_backward(
         window=forward.left is not None,
         softcap=forward.softcap is not None,
         alibi=forward.alibi_slopes is not None,
+        bias=problem.bias_kind,
+        bias_float32=forward.bias is not None and forward.bias.dtype == np.float32,
         partial=parts > 1,
         deterministic=problem.deterministic,
         setmaxnreg=True,
     )
     return BackwardSelection(dataclasses.replace(spec, **dict(config)), best, objections, heads_per_part, parts)
+
+
+def bias_gradient_spec(spec: BwdSpec) -> BiasGradientSpec:
+    """Return the kernel of the gradient of a bias.
+
+    Parameters
+    ----------
+    spec : BwdSpec
+        That of the other gradients.
+
+    Returns
+    -------
+    BiasGradientSpec
+        For the same scores, with as many tiles under way as fit.
+    """
+    widest = max(spec.head_dim, spec.head_dim_v)
+    return BiasGradientSpec(
+        dtype=spec.dtype,
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        stages=3 if widest <= 64 else 2 if widest <= 128 else 1,
+        causal=spec.causal,
+        window=spec.window,
+        softcap=spec.softcap,
+        alibi=spec.alibi,
+        bias=spec.bias,
+        bias_float32=spec.bias_float32,
+    )
 
 
 def _share(group: int, key_tiles: int, multiprocessors: int) -> tuple[int, int]:

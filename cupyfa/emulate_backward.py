@@ -108,7 +108,9 @@ def prepare(
         Ready to launch.
     """
     # Device 0: the rules for arrays on a GPU hold.
-    operands = arrays.map(lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0))
+    operands = arrays.map(
+        lambda name, x: Operand(name, x.shape, x.strides, x.dtype, 0, name != "bias" or is_aligned(x))
+    )
     target = ARCHITECTURES[arch] if sms is None else dataclasses.replace(ARCHITECTURES[arch], multiprocessors=sms)
     problem = BackwardProblem.of(operands, options, deterministic=deterministic, current_device=0)
     selection = select_backward(problem, target, backward_config(config))

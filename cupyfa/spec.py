@@ -14,6 +14,7 @@ from typing import ClassVar
 __all__ = [
     "AppendSpec",
     "Bias",
+    "BiasGradientSpec",
     "BwdSpec",
     "CombineSpec",
     "DType",
@@ -42,6 +43,7 @@ class Bias(enum.Enum):
     TILE = "tile"
     ROW = "row"
     GATHER = "gather"
+    COLUMN = "column"
 
 
 class Scheduler(enum.Enum):
@@ -87,7 +89,7 @@ class _Template:
         return f"cupyfa::{self.traits}<{self.template_argument}>"
 
 
-def _head_dims(spec: FwdSpec | DecodeSpec | BwdSpec) -> str:
+def _head_dims(spec: FwdSpec | DecodeSpec | BwdSpec | BiasGradientSpec) -> str:
     """Return the head dimensions as they are read: one number if they are equal."""
     return f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}/{spec.head_dim_v}"
 
@@ -374,6 +376,10 @@ class BwdSpec(_Template):
         Sequences are packed, and a plan lists their key tiles.
     causal, window, softcap, alibi : bool
         As in `FwdSpec`.
+    bias : Bias
+        Whether there is an additive bias, and whether it has rows and columns, or one of them for all.
+    bias_float32 : bool
+        As in `FwdSpec`.
     partial : bool
         dK and dV are of some of the query heads that share the keys, and left in float32.
     deterministic : bool
@@ -385,8 +391,8 @@ class BwdSpec(_Template):
     --------
     >>> spec = BwdSpec(
     ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, tile_m=64, tile_n=128, q_stages=3, dout_stages=3,
-    ...     varlen=False, causal=True, window=False, softcap=False, alibi=False, partial=False, deterministic=False,
-    ...     setmaxnreg=True,
+    ...     varlen=False, causal=True, window=False, softcap=False, alibi=False, bias=Bias.NONE, bias_float32=False,
+    ...     partial=False, deterministic=False, setmaxnreg=True,
     ... )
     >>> spec.name_expression[:40]
     'cupyfa::hopper::backward<cupyfa::BwdSpec'
@@ -404,6 +410,8 @@ class BwdSpec(_Template):
     window: bool
     softcap: bool
     alibi: bool
+    bias: Bias
+    bias_float32: bool
     partial: bool
     deterministic: bool
     setmaxnreg: bool
@@ -414,8 +422,11 @@ class BwdSpec(_Template):
 
     def __str__(self) -> str:
         """Return the spec on one short line."""
-        names = ("varlen", "causal", "window", "softcap", "alibi", "partial", "deterministic", "setmaxnreg")
+        of_scores = ("varlen", "causal", "window", "softcap", "alibi", "bias_float32")
+        names = (*of_scores, "partial", "deterministic", "setmaxnreg")
         switches = [name for name in names if getattr(self, name)]
+        if self.bias is not Bias.NONE:
+            switches.append(f"bias {self.bias.value}")
         tiles = f"{_head_dims(self)} {self.tile_m}x{self.tile_n} stages {self.q_stages}, {self.dout_stages}"
         return f"backward {self.arch} {self.dtype.value} {tiles} {' '.join(switches)}".rstrip()
 
@@ -471,6 +482,59 @@ class PostprocessSpec(_Template):
         return f"postprocess {self.arch} {self.dtype.value} d{self.head_dim} {self.tile_m} rows"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiasGradientSpec(_Template):
+    """Compile key of the Hopper kernel of the gradient of a bias.
+
+    Attributes
+    ----------
+    dtype : DType
+        Of Q, K, V and dO; accumulation is float32.
+    head_dim, head_dim_v : int
+        As in `BwdSpec`.
+    stages : int
+        Slots of the ring of tiles, each of which has K, V, Q and dO.
+    causal, window, softcap, alibi, bias, bias_float32
+        As in `BwdSpec`; the gradient has the type of the bias.
+
+    Examples
+    --------
+    >>> spec = BiasGradientSpec(
+    ...     dtype=DType.BFLOAT16, head_dim=128, head_dim_v=128, stages=2, causal=True, window=False, softcap=False,
+    ...     alibi=False, bias=Bias.TILE, bias_float32=True,
+    ... )
+    >>> spec.name_expression[:54]
+    'cupyfa::hopper::bias_gradient<cupyfa::BiasGradientSpec'
+    """
+
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    stages: int
+    causal: bool
+    window: bool
+    softcap: bool
+    alibi: bool
+    bias: Bias
+    bias_float32: bool
+
+    tile_m: ClassVar[int] = 64
+    tile_n: ClassVar[int] = 128
+    entry: ClassVar[str] = "hopper/bwd_bias.cu"
+    kernel: ClassVar[str] = "hopper::bias_gradient"
+    traits: ClassVar[str] = "hopper::bias_gradient_traits"
+
+    def __str__(self) -> str:
+        """Return the spec on one short line."""
+        names = ("causal", "window", "softcap", "alibi", "bias_float32")
+        switches = [
+            f"stages {self.stages}",
+            *(name for name in names if getattr(self, name)),
+            f"bias {self.bias.value}",
+        ]
+        return f"gradient of a bias {self.arch} {self.dtype.value} {_head_dims(self)} {' '.join(switches)}"
+
+
 @dataclasses.dataclass(frozen=True)
 class SinkSpec:
     """Compile key of the kernel that sums the gradient of the sinks: there is one.
@@ -493,5 +557,14 @@ class SinkSpec:
 
 #: The compile key of any kernel.
 Spec = (
-    FwdSpec | PlanSpec | DecodeSpec | AppendSpec | CombineSpec | BwdSpec | PreprocessSpec | PostprocessSpec | SinkSpec
+    FwdSpec
+    | PlanSpec
+    | DecodeSpec
+    | AppendSpec
+    | CombineSpec
+    | BwdSpec
+    | BiasGradientSpec
+    | PreprocessSpec
+    | PostprocessSpec
+    | SinkSpec
 )

@@ -304,10 +304,6 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"workspace": zeros(3), "backend": "emulator"}, TypeError, r"workspace is for CuPy arrays; q is a numpy.ndarray"
     ),
     "backend": ({"backend": "gpu"}, ValueError, r"backend is 'gpu'; it must be 'emulator' or None$"),
-    "bias without a kernel": (
-        BIASED | {"backend": "emulator"}, cupyfa.UnsupportedError,
-        r"no kernel computes the gradients of attention with a bias yet; .* NumPy arrays have all$",
-    ),
     "head_dim above 256": (
         {name: zeros(2, 5 if name == "q" else 6, 4 if name == "q" else 2, 264) for name in ("q", "k")},
         cupyfa.UnsupportedError, r"q has head_dim 264; supported are the multiples of 8 from 8 to 256$",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import cupyfa
 from cupyfa import attention_backward, backward_dispatch, backward_workspace_size, explain_backward, kernels
 from cupyfa._launch import Function
 from cupyfa.select import H200
-from cupyfa.testing import BackwardCase, Case
+from cupyfa.testing import BackwardCase, Case, PackedCase
 
 #: Two query heads share a key head, and each has CTAs of its own: dk and dv are sums of two parts.
 CASE = BackwardCase(Case("here", 2, 70, 130, 4, 2, 64, "float16", True, sink=True), dlse=True)
@@ -216,12 +217,58 @@ def test_numbers_that_threads_read_begin_at_a_multiple_of_their_size(name: str, 
             function(**given)
 
 
+# --- A bias ---
+
+BIASED = dataclasses.replace(WHOLE, forward=dataclasses.replace(WHOLE.forward, bias="hqk"))
+
+
+def test_a_bias_and_its_gradient(gpu: Gpu) -> None:
+    """The rows of 130 numbers of a bias begin at multiples of 8 bytes: a copy of them has 132."""
+    given = there(BIASED)
+    assert backward_workspace_size(**given) == WHOLE_SIZE + 4 * 70 * 132 * 4 + 128
+    result = attention_backward(**given)
+    assert gpu.launched == [*WHOLE_KERNELS, "hopper/bwd_bias.cu"]
+    assert (result.dbias.shape, result.dbias.dtype) == ((4, 70, 130), np.float32)
+    at = [given[name].data.ptr for name in ("q", "k", "v", "dout")]
+    main, of_bias = gpu.mapped[:7], gpu.mapped[7:]
+    assert (main[:4], of_bias[:4]) == (at, at)
+    assert of_bias[4:] == main[6:]  # the bias
+    dbias = Array(np.zeros((4, 70, 130), np.float32))
+    assert attention_backward(**given, dbias=dbias).dbias is dbias
+
+
+def test_a_bias_that_tma_cannot_take_is_copied(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = there(BIASED) | {"dbias": Array(np.zeros((4, 70, 130), np.float32))}
+    given |= outputs(given)
+    size = backward_workspace_size(**given)
+    memory = workspace(size)
+    monkeypatch.setattr("cupy.empty", refuse)
+    attention_backward(**given, workspace=memory)
+    begin = memory.data.ptr
+    assert begin <= gpu.mapped[6] < begin + size
+    copy = memory.host[gpu.mapped[6] - begin :][: 4 * 70 * 132 * 4].view(np.float32).reshape(4, 70, 132)
+    np.testing.assert_array_equal(copy[..., :130], given["bias"].host)
+    bias = np.zeros((4, 70, 132), np.float32)[..., :130]
+    given["bias"] = Array(bias)
+    assert backward_workspace_size(**given) == WHOLE_SIZE
+    attention_backward(**given, workspace=memory)
+    assert gpu.mapped[12 + 6] == bias.ctypes.data
+
+
+def test_a_bias_that_begins_elsewhere_needs_a_copy(gpu: Gpu) -> None:
+    """Its address is a part of what is prepared."""
+    given = there(BIASED)
+    memory = np.zeros(4 * 70 * 132 + 8, np.float32)
+    first = -memory.ctypes.data % 16 // 4
+    for begin, more in ((first, 0), (first + 1, 4 * 70 * 132 * 4 + 128)):
+        given["bias"] = Array(memory[begin:][: 4 * 70 * 132].reshape(4, 70, 132)[..., :130])
+        assert backward_workspace_size(**given) == WHOLE_SIZE + more
+
+
 def test_what_has_no_kernel(gpu: Gpu) -> None:
-    given = there()
-    bias = Array(np.zeros((4, 70, 130), np.float32))
-    for function in (attention_backward, backward_workspace_size):
-        with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: no kernel computes the gradients of attention"):
-            function(**given, bias=bias)
+    packed = there(BackwardCase(PackedCase("packed", (30, 50), bias="hqk")))
+    with pytest.raises(cupyfa.UnsupportedError, match=r"^attention: no kernel computes the gradients of packed"):
+        cupyfa.attention_varlen_backward(**packed)
 
 
 def test_a_cold_kernel_under_capture(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,46 +9,73 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from nvrtc_tools import compile_ptx, initialiser
 from test_backward_select import problem_of
 
-from cupyfa._backward import PARAMETER_SIZES, BackwardPacking, PostprocessPacking, PreprocessPacking, SinkPacking
+from cupyfa._backward import (
+    PARAMETER_SIZES,
+    BackwardPacking,
+    BiasGradientPacking,
+    PostprocessPacking,
+    PreprocessPacking,
+    SinkPacking,
+)
 from cupyfa._launch import TensorMapGeometry
+from cupyfa.backward_bias import bias_copy
 from cupyfa.backward_plan import BackwardPlan, backward_specs, plan_with_copies
 from cupyfa.backward_problem import BackwardArrays, BackwardProblem
 from cupyfa.backward_select import BWD_CANDIDATES, BwdCandidate, backward_config, select_backward
 from cupyfa.copies import Copy
 from cupyfa.errors import UnsupportedError
+from cupyfa.operand import Operand
 from cupyfa.select import H200, Device
 from cupyfa.sources import read
-from cupyfa.spec import BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
+from cupyfa.spec import Bias, BiasGradientSpec, BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
 
 Values = dict[str, Any]
 
 # What cuda/bwd_params.h says, in the notation of Python's struct. A tensor map is 16 words, strides are four.
-MAPS = ("q", "k", "v", "dout", "dk", "dv")
+MAPS = ("q", "k", "v", "dout", "dk", "dv", "bias")
 BWD = {
     **dict.fromkeys(MAPS, "16Q"),
     **dict.fromkeys(("dk_parts", "dv_parts", "lse_log2", "delta", "dq", "turns", "alibi_slopes", "plan"), "Q"),
     **dict.fromkeys(("alibi_stride_batch", "alibi_stride_head"), "q"),
-    **dict.fromkeys(("scale_log2", "scale", "softcap_slope", "softcap_log2"), "f"),
+    "bias_data": "Q",
+    "bias_strides": "4q",
+    "bias_rows": "Q",
+    **dict.fromkeys(("scale_log2", "scale", "softcap_slope", "softcap_log2", "logit_scale", "softcap"), "f"),
     **dict.fromkeys(("seqlen_q", "seqlen_k", "last_diagonal", "first_diagonal"), "i"),
     **dict.fromkeys(("heads_q", "heads_kv", "heads_per_kv", "heads_per_part", "parts"), "I"),
     **dict.fromkeys(("tiles_m", "tiles_n", "heads_per_section"), "I"),
 }
 #: In the order in which the packing takes them.
-BWD_ADDRESSES = ("lse_log2", "delta", "dq", "turns", "alibi_slopes", "dk_parts", "dv_parts", "plan")
+BWD_ADDRESSES = (
+    *("lse_log2", "delta", "dq", "turns", "alibi_slopes", "dk_parts", "dv_parts", "plan", "bias_data", "bias_rows"),
+)
+#: Its first field is a `BwdParams`.
+BIAS_GRADIENT = {
+    "scores": f"{PARAMETER_SIZES['BwdParams'] // 8}Q",
+    "dbias": "Q",
+    "strides": "4q",
+    **dict.fromkeys(("batches", "heads", "rows", "keys", "batch"), "i"),
+}
 PREPROCESS = {
     **dict.fromkeys(("out", "dout", "lse", "dlse", "sink"), "Q"),
     **dict.fromkeys(("out_strides", "dout_strides", "lse_strides", "dlse_strides"), "4q"),
     "sink_stride": "q",
-    **dict.fromkeys(("lse_log2", "delta", "dsink", "dq"), "Q"),
+    **dict.fromkeys(("lse_log2", "delta", "dsink", "bias"), "Q"),
+    "bias_strides": "4q",
+    **dict.fromkeys(("bias_rows", "dq"), "Q"),
     "dq_head": "q",
     **dict.fromkeys(("turns", "cu_seqlens_q", "seqused_q", "plan"), "Q"),
     "turns_head": "I",
-    **dict.fromkeys(("tile_m", "seqlen_q", "rows", "head_dim_v"), "i"),
+    "tile_m": "i",
+    "lse_factor": "f",
+    "bias_float32": "i",
+    **dict.fromkeys(("seqlen_q", "rows", "head_dim_v"), "i"),
     "heads_q": "I",
     "vectors": "i",
 }
@@ -72,12 +99,19 @@ PLAN = {
     **dict.fromkeys(("heads_q", "heads_per_kv", "keys_in_l2", "multiprocessors"), "I"),
     **dict.fromkeys(("tiles_grow", "longest_first"), "i"),
 }
-LAYOUTS = {"PreprocessParams": PREPROCESS, "BwdParams": BWD, "PostprocessParams": POSTPROCESS, "SinkParams": SINK}
+LAYOUTS = {
+    "PreprocessParams": PREPROCESS,
+    "BwdParams": BWD,
+    "PostprocessParams": POSTPROCESS,
+    "SinkParams": SINK,
+    "BiasGradientParams": BIAS_GRADIENT,
+}
 PACKINGS: dict[str, Callable[..., Any]] = {
     "PreprocessParams": PreprocessPacking,
     "BwdParams": BackwardPacking,
     "PostprocessParams": PostprocessPacking,
     "SinkParams": SinkPacking,
+    "BiasGradientParams": BiasGradientPacking,
 }
 
 
@@ -102,20 +136,21 @@ def example(layout: dict[str, str]) -> Values:
             values[name] = {"Q": 2**47 - i, "q": -(2**41) - i, "f": i / 64, "i": 2**30 + i, "I": 2**31 + i}[kind]
     if "heads_per_kv" in values:
         values |= {"heads_q": 3 * 2**29, "heads_kv": 2**29, "heads_per_kv": 3}
-    if "vectors" in values:
-        values["vectors"] = 1
+    values |= {name: 1 for name in ("vectors", "bias_float32") if name in values}
     return values
 
 
 def pack(name: str, values: Values) -> bytes:
     """By the packing of a struct, which takes numbers once, and addresses for each call."""
     layout = LAYOUTS[name]
-    own = {n: x for n, x in values.items() if layout[n] not in ("Q", "16Q") and n not in ("vectors", "heads_per_kv")}
+    own = {n: x for n, x in values.items() if layout[n][-1] != "Q" and n not in ("vectors", "heads_per_kv")}
     addresses = tuple(values[n] for n, kind in layout.items() if kind == "Q")
     packing = PACKINGS[name](**own)
     if name == "BwdParams":
         in_order = tuple(values[n] for n in BWD_ADDRESSES)
         return packing.pack(tuple(struct.pack("<16Q", *values[n]) for n in MAPS), in_order)
+    if name == "BiasGradientParams":
+        return packing.pack(struct.pack(f"<{layout['scores']}", *values["scores"]), *addresses)
     if "vectors" in values:
         return packing.pack(addresses, values["vectors"])
     return packing.pack(*addresses)
@@ -142,6 +177,7 @@ def test_structs_are_what_the_device_compiler_lays_out(name: str) -> None:
             "4q": f"{{{several}}}",
             "f": f"{values[field]}f",
             "I": f"{values[field]}u",
+            BIAS_GRADIENT["scores"]: "{}",
         }.get(kind, str(values[field]))
 
     fields = ", ".join(f".{field} = {text(field, kind)}" for field, kind in LAYOUTS[name].items())
@@ -149,7 +185,8 @@ def test_structs_are_what_the_device_compiler_lays_out(name: str) -> None:
     source = f"{header}\n__constant__ cupyfa::{name} example = {{{fields}}};"
     data = initialiser(compile_ptx(source, "-std=c++20", "-arch=compute_90"), "example")
     assert len(data) == PARAMETER_SIZES[name]
-    null = {field: 0 for field, kind in LAYOUTS[name].items() if kind == "Q"}
+    null: Values = {field: 0 for field, kind in LAYOUTS[name].items() if kind == "Q"}
+    null |= {"scores": (0,) * len(values["scores"])} if "scores" in values else {}
     assert unpack(LAYOUTS[name], data) == values | null
 
 
@@ -166,6 +203,7 @@ def test_structs_are_what_the_device_compiler_lays_out(name: str) -> None:
         ("PostprocessParams", "parts", 2**31),
         ("PostprocessParams", "part_stride", 2**63),
         ("SinkParams", "dsink_stride", 2**63),
+        ("BiasGradientParams", "rows", 2**31),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name: str, field: str, value: int) -> None:
@@ -175,15 +213,18 @@ def test_a_value_that_does_not_fit_is_refused(name: str, field: str, value: int)
 
 def test_what_cannot_be_packed() -> None:
     values = example(BWD)
-    packing = BackwardPacking(**{n: values[n] for n, kind in BWD.items() if kind in "qfiI" and n != "heads_per_kv"})
-    maps, at = (bytes(128),) * 6, (0,) * 8
-    for wrong in ((bytes(128),) * 5, (*maps[:5], b"abc")):
-        with pytest.raises(ValueError, match=r"^six tensor maps have 128 bytes each, got \[128, 128, 128, 128, 128"):
+    packing = BackwardPacking(**{n: values[n] for n, kind in BWD.items() if kind[-1] != "Q" and n != "heads_per_kv"})
+    maps, at = (bytes(128),) * 7, (0,) * 10
+    for wrong in ((bytes(128),) * 6, (*maps[:6], b"abc")):
+        with pytest.raises(ValueError, match=r"^seven tensor maps have 128 bytes each, got \[128, 128, 128, 128, 128"):
             packing.pack(wrong, at)
     with pytest.raises(ValueError, match="values to unpack"):
         packing.pack(maps, at[1:])
     with pytest.raises(OverflowError):
         packing.pack(maps, (2**64, *at[1:]))
+    of_bias = BiasGradientPacking(strides=(0, 0, 0, 0), batches=1, heads=1, rows=1, keys=1, batch=1)
+    with pytest.raises(ValueError, match=rf"^BwdParams have {PARAMETER_SIZES['BwdParams']} bytes, got 3$"):
+        of_bias.pack(b"abc", 0)
 
 
 # --- Plans ---
@@ -224,7 +265,7 @@ def packed_of(problem: BackwardProblem, *unaligned: str, **more: Any) -> dict[st
     assert len(packed) == len(plan.specs) == len(plan.geometries)
     rounded = [x.name for x in plan.roundings]
     names = ["PlanParams"] * (plan.planning is not None) + ["PreprocessParams", "BwdParams", *rounded]
-    names += ["SinkParams"] * (problem.dsink is not None)
+    names += ["SinkParams"] * (problem.dsink is not None) + ["BiasGradientParams"] * (problem.dbias is not None)
     layouts = LAYOUTS | {"PlanParams": PLAN} | dict.fromkeys(rounded, POSTPROCESS)
     return {name: unpack(layouts[name], data) for name, data in zip(names, packed, strict=True)}
 
@@ -357,6 +398,7 @@ def test_every_part_of_dq_has_a_counter(row: BwdCandidate) -> None:
     """A part without one would wait for ever. The kernel checks that none is smaller than what has one here."""
     assert "static_assert(DqPart<S>::columns >= 32," in read("hopper/bwd/storage.cuh")
     options: Values = {"softcap": 5.0 if row.softcap else None, "window_size": (30, None), "deterministic": True}
+    options |= {"bias": "qk"} if row.bias_bytes == 4 else {}
     sizes = {"head_dim": row.head_dim, "head_dim_v": row.head_dim_v, "heads_q": 3, "heads_kv": 3}
     problem = problem_of(2, 200, 300, **sizes, **options)
     assert select_backward(problem, H200).candidate == row
@@ -452,6 +494,8 @@ def test_fields_of_options() -> None:
     assert main["scale_log2"] == np.float32(2 * 5 * log2_e)
     assert main["softcap_slope"] == np.float32(2 * log2_e * -0.25 / 5)
     assert main["softcap_log2"] == np.float32(5 * log2_e)
+    assert (main["logit_scale"], main["softcap"], before["lse_factor"]) == (10, 5, np.float32(log2_e))
+    assert main["bias_strides"] == (0, 0, 0, 0)
     assert (main["last_diagonal"], main["first_diagonal"]) == (130, 91)
     assert (main["alibi_slopes"], main["alibi_stride_batch"], main["alibi_stride_head"]) == (AT.alibi_slopes, 0, 1)
     assert plan.turns is not None
@@ -624,7 +668,7 @@ def test_a_plan_of_key_tiles_takes_keys_for_queries() -> None:
 
 def test_tensor_maps_of_packed_sequences_have_their_ends() -> None:
     maps = maps_of(PACKED)
-    assert {*maps} == {*MAPS}
+    assert {*maps} == {*MAPS} - {"bias"}
     for name, x in maps.items():
         total, heads = (1000, 6) if name in ("q", "dout") else (700, 2)
         row = 2 * heads * 128
@@ -652,8 +696,8 @@ def test_what_tma_takes_is_copied_where_it_must_be() -> None:
     assert [copy.name for copy in copies] == ["dout", "q", "k", "v", "dk", "dv"]
     packed = packed_of(WHOLE, "k", "dv", "dout")
     main = packed["BwdParams"]
-    at = {name: main[name][0] for name in MAPS}
-    expected = {name: getattr(COPIES if name in ("k", "dv", "dout") else AT, name) for name in MAPS}
+    at = {name: main[name][0] for name in MAPS[:6]}
+    expected = {name: getattr(COPIES if name in ("k", "dv", "dout") else AT, name) for name in at}
     assert at == expected
     assert packed["PreprocessParams"]["dout"] == AT.dout
 
@@ -677,6 +721,173 @@ def test_matrices_that_run_backwards_are_copied(axis: int, heads_q: int) -> None
     expected, _ = plan_of(problem_of(3, heads_q=heads_q))
     assert [x and encode(x, 0) for x in plan.maps] == [x and encode(x, 0) for x in expected.maps]  # those of copies
     assert plan.workspace_bytes - expected.workspace_bytes == -(-copies[-1].end // 256) * 256
+
+
+# --- A bias ---
+
+#: The axes that it has, how kernels take it, and how many CTAs compute its gradient, of 4 x 3 tiles a head.
+BIASES = [
+    ("bhqk", Bias.TILE, 3 * 6 * 12),
+    ("hqk", Bias.TILE, 6 * 12),
+    ("bqk", Bias.TILE, 3 * 12),
+    ("qk", Bias.TILE, 12),
+    ("bhk", Bias.ROW, 3 * 6 * 3),
+    ("k", Bias.ROW, 3),
+    ("bhq", Bias.COLUMN, 3 * 6 * 4),
+    ("q", Bias.COLUMN, 4),
+    ("h", Bias.COLUMN, 6),
+]
+
+
+@pytest.mark.parametrize(("axes", "kind", "ctas"), BIASES)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_what_a_call_with_a_bias_launches(axes: str, kind: Bias, ctas: int, head_dim: int) -> None:
+    problem = problem_of(3, 200, 300, heads_q=6, heads_kv=6, head_dim=head_dim, bias=axes, sink=True)
+    plan, copies = plan_of(problem)
+    spec = plan.specs[1]
+    assert isinstance(spec, BwdSpec)
+    assert (spec.bias, spec.bias_float32, copies) == (kind, True, ())
+    assert plan.specs[-1] == BiasGradientSpec(
+        dtype=spec.dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        stages={64: 3, 128: 2, 256: 1}[head_dim],
+        causal=False,
+        window=False,
+        softcap=False,
+        alibi=False,
+        bias=kind,
+        bias_float32=True,
+    )
+    assert plan.geometries[-1].grid == ctas
+    assert [x.programmatic for x in plan.geometries] == [False, *[True] * 4]
+    # What the first kernel leaves of a column is beside the lse of its rows.
+    assert (plan.bias_rows is None) == (kind is not Bias.COLUMN)
+    if plan.bias_rows is not None:
+        assert plan.bias_rows.size == plan.lse_log2.size
+        assert plan.delta.begin + plan.delta.size <= plan.bias_rows.begin
+
+
+@pytest.mark.parametrize(("axes", "kind", "_"), BIASES)
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_fields_of_a_bias(axes: str, kind: Bias, _: int, head_dim: int) -> None:
+    problem = problem_of(
+        3, 200, 300, heads_q=6, heads_kv=6, head_dim=head_dim, bias=axes, softcap=5.0, causal=True, alibi=True
+    )
+    packed, (plan, _) = packed_of(problem), plan_of(problem)
+    before, main, after = (packed[name] for name in ("PreprocessParams", "BwdParams", "BiasGradientParams"))
+    sizes = {"b": 3, "h": 6, "q": 200, "k": 300}
+    dense = {axis: math.prod(sizes[x] for x in axes[i + 1 :]) for i, axis in enumerate(axes)}
+    strides = tuple(dense.get(axis, 0) for axis in "bqhk")
+    assert before["bias_strides"] == main["bias_strides"] == after["strides"] == strides
+    assert (before["lse_factor"], before["bias_float32"]) == (1, 1)
+    assert (main["logit_scale"], main["softcap"]) == (10, 5)
+    rows = 0 if plan.bias_rows is None else WORKSPACE + plan.bias_rows.begin
+    assert (before["bias"], before["bias_rows"], main["bias_rows"]) == (AT.bias if rows else 0, rows, rows)
+    assert main["bias_data"] == AT.bias
+    assert after["dbias"] == AT.dbias
+    assert tuple(after[x] for x in ("batches", "heads", "rows", "keys")) == tuple(
+        sizes[x] if x in axes else 1 for x in "bhqk"
+    )
+    assert after["batch"] == 3
+    scores = unpack(BWD, struct.pack(f"<{BIAS_GRADIENT['scores']}", *after["scores"]))
+    tiles = {"tiles_m": 4, "tiles_n": 3, "heads_per_part": 1, "parts": 1, "heads_per_section": 1}
+    own = {*tiles, *MAPS}
+    assert {x: scores[x] for x in tiles} == tiles
+    assert {x: y for x, y in scores.items() if x not in own} == {x: y for x, y in main.items() if x not in own}
+    for name, rows_of_box in (("q", 64), ("dout", 64), ("k", 128), ("v", 128)):
+        geometry = next(x for n, x in zip(MAPS, plan.maps, strict=True) if n == name)
+        assert geometry is not None
+        box = TensorMapGeometry(geometry.dtype, geometry.shape, geometry.strides, (64, rows_of_box))
+        assert scores[name] == struct.unpack("<16Q", encode(box, getattr(AT, name)))
+    assert scores["dk"] == scores["dv"] == (0,) * 16
+    if kind is not Bias.TILE:
+        assert main["bias"] == scores["bias"] == (0,) * 16
+
+
+def test_rows_of_a_bias_are_counted_in_tiles_of_its_kernel() -> None:
+    """The other one has 128 queries a step, and fills heads up to multiples of that."""
+    problem = problem_of(3, 200, 300, heads_q=6, heads_kv=6, head_dim=64, bias="k")
+    packed = packed_of(problem)
+    assert (packed["BwdParams"]["tiles_m"], packed["PreprocessParams"]["rows"]) == (2, 256)
+    assert (
+        unpack(BWD, struct.pack(f"<{BIAS_GRADIENT['scores']}", *packed["BiasGradientParams"]["scores"]))["tiles_m"] == 4
+    )
+
+
+@pytest.mark.parametrize(("dtype", "cols"), [(np.float32, 32), (ml_dtypes.bfloat16, 64)])
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_the_tensor_map_of_a_bias(dtype: Any, cols: int, head_dim: int) -> None:
+    size = np.dtype(dtype).itemsize
+    problem = problem_of(7, 200, 304, heads_q=30, heads_kv=10, head_dim=head_dim, bias="hqk", bias_dtype=dtype)
+    bias = maps_of(problem)["bias"]
+    assert bias.dtype == np.dtype(dtype).name
+    assert bias.shape == (304, 200, 30, 1)
+    assert bias.strides == (304 * size, 200 * 304 * size, 16)
+    assert (bias.box, bias.swizzle) == ((cols, 64), 128)
+    plan, _ = plan_of(problem)
+    assert plan.dbias is not None
+    of_gradient = plan.dbias.maps[MAPS.index("bias")]
+    assert of_gradient is not None
+    assert encode(of_gradient, 0) == encode(bias, 0)
+
+
+@pytest.mark.parametrize(
+    ("strides", "aligned", "copied"),
+    [
+        (None, True, False),
+        (None, False, True),
+        ((200 * 304 * 4, 304 * 4, -4), True, True),
+        ((200 * 305 * 4, 305 * 4, 4), True, True),  # rows that do not begin at multiples of 16 bytes
+        ((200 * 304 * 8, 304 * 8, 8), True, True),
+        ((0, 304 * 4, 4), True, False),
+        ((0, 304 * 8, 8), True, True),
+        ((304 * 4, 0, -4), False, False),  # threads load a row, and a column, wherever it is
+        ((8, 24, 0), False, False),
+    ],
+    ids=str,
+)
+def test_a_bias_that_tma_cannot_take_is_copied(strides: tuple[int, ...] | None, aligned: bool, copied: bool) -> None:
+    sizes = {"heads_q": 6, "heads_kv": 6, "bias": "hqk", "bias_aligned": aligned}
+    problem = problem_of(3, 200, 304, **sizes, strides={} if strides is None else {"bias": strides})
+    plan, copies = plan_of(problem)
+    assert [copy.name for copy in copies] == ["bias"] * copied
+    if not copied:
+        return
+    (copy,) = copies
+    own = strides is None or strides[0] != 0
+    assert copy.shape == (1, 6 if own else 1, 200, 304)
+    assert copy.operand.strides == (0, 200 * 304 * 4 if own else 0, 304 * 4, 4)
+    assert copy.begin == 0
+    assert copy.end <= plan.lse_log2.begin
+    fields = packed_of(problem)
+    assert fields["BwdParams"]["bias"][0] == COPIES.bias
+    _, copies = plan_of(problem, "k", "q")
+    assert [copy.name for copy in copies] == ["q", "k", "bias"]  # behind those of matrices
+    assert all(x.end <= y.begin < x.end + 256 for x, y in itertools.pairwise(copies))
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 20, 30), (6, 20, 30), (20, 30), (3, 1, 20, 30), (1, 1, 20, 30)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_copy_of_a_bias_has_its_values(shape: tuple[int, ...], dtype: Any) -> None:
+    """Rows are filled up to multiples of 16 bytes; a view that repeats is not repeated."""
+    whole = np.arange(math.prod(shape), dtype=dtype).reshape(shape)
+    for bias in (whole, np.broadcast_to(whole[:1], shape)) if len(shape) > 2 else (whole,):
+        problem = problem_of(3, 20, 30, heads_q=6, heads_kv=6, dtype=np.float16)
+        full = np.broadcast_to(bias, (3, 6, 20, 30))
+        strides = tuple(
+            0 if n == 1 else s for n, s in zip((1,) * (4 - bias.ndim) + bias.shape, full.strides, strict=True)
+        )
+        operand = Operand("bias", full.shape, strides, bias.dtype, 0)
+        problem = dataclasses.replace(problem, forward=dataclasses.replace(problem.forward, bias=operand))
+        copy = bias_copy(problem, 100)
+        assert copy is not None
+        assert copy.begin == 256
+        assert copy.shape[2:] == (20, 32)
+        memory = np.zeros(copy.size, np.uint8)
+        copy.read(bias, memory)
+        got = np.lib.stride_tricks.as_strided(memory.view(dtype), (3, 6, 20, 30), copy.operand.strides)
+        np.testing.assert_array_equal(got, full)
 
 
 # --- Limits ---

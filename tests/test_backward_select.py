@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 
 from cupyfa.backward_problem import BackwardArrays, BackwardProblem
-from cupyfa.backward_select import BWD_CANDIDATES, BackwardSelection, backward_config, select_backward
+from cupyfa.backward_select import (
+    BWD_CANDIDATES,
+    BackwardSelection,
+    backward_config,
+    bias_gradient_spec,
+    select_backward,
+)
 from cupyfa.errors import UnsupportedError
 from cupyfa.operand import Operand
 from cupyfa.options import check_options
 from cupyfa.select import H200, Device
-from cupyfa.spec import DType
+from cupyfa.spec import Bias, DType
 
 
 def problem_of(
@@ -32,14 +38,19 @@ def problem_of(
     dlse: bool = False,
     sink: bool = False,
     alibi: bool = False,
-    bias: bool = False,
+    bias: str = "",
+    bias_dtype: Any = np.float32,
+    bias_aligned: bool = True,
     deterministic: bool = False,
     packed: bool = False,
     used: bool = False,
     strides: dict[str, tuple[int, ...]] | None = None,
     **options: Any,
 ) -> BackwardProblem:
-    """A problem of those sizes; nobody has its memory. Packed: `batch` sequences in arrays of these lengths."""
+    """A problem of those sizes; nobody has its memory. Packed: `batch` sequences in arrays of these lengths.
+
+    `bias`: the axes that it has, of "bhqk".
+    """
     columns = head_dim if head_dim_v is None else head_dim_v
     rows, keys = (batch, seqlen_q, heads_q), (batch, seqlen_k, heads_kv)
     matrices = {"q": (*rows, head_dim), "k": (*keys, head_dim), "v": (*keys, columns), "out": (*rows, columns)}
@@ -54,10 +65,14 @@ def problem_of(
         lengths |= {f"seqused_{side}": (batch,) for side in "qk" if used}
     numbers |= {"sink": (heads_q,)} if sink else {}
     numbers |= {"alibi_slopes": (heads_q,)} if alibi else {}
-    numbers |= {"bias": (heads_q, seqlen_q, seqlen_k)} if bias else {}
     operands = {name: Operand.contiguous(name, shape, np.dtype(dtype), 0) for name, shape in matrices.items()}
     operands |= {name: Operand.contiguous(name, shape, np.float32, 0) for name, shape in numbers.items()}
     operands |= {name: Operand.contiguous(name, shape, np.int32, 0) for name, shape in lengths.items()}
+    if bias:
+        sizes = {"b": batch, "h": heads_q, "q": seqlen_q, "k": seqlen_k}
+        shape = tuple(sizes[axis] if axis in bias else 1 for axis in "bhqk")[0 if "b" in bias else 1 :]
+        contiguous = Operand.contiguous("bias", shape, np.dtype(bias_dtype), 0)
+        operands["bias"] = dataclasses.replace(contiguous, aligned=bias_aligned)
     for name, those in (strides or {}).items():
         operands[name] = dataclasses.replace(operands[name], strides=those)
     return BackwardProblem.of(
@@ -164,33 +179,47 @@ def test_options_are_fields(options: dict[str, Any], fields: str, dtype: DType) 
 
 def test_each_row_is_somebodys_and_has_a_reason() -> None:
     chosen = {
-        select(head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap, deterministic=deterministic).candidate
+        select(head_dim=head_dim, head_dim_v=head_dim_v, softcap=softcap, deterministic=deterministic, **bias).candidate
         for head_dim, head_dim_v in dict.fromkeys((row.head_dim, row.head_dim_v) for row in BWD_CANDIDATES)
         for softcap in (None, 5.0)
         for deterministic in (False, True)
+        for bias in ({}, {"bias": "qk"}, {"bias": "qk", "bias_dtype": ml_dtypes.bfloat16})
     }
     assert chosen == {*BWD_CANDIDATES}
     assert len({row.reason for row in BWD_CANDIDATES}) == len(BWD_CANDIDATES)
 
 
-WIDE, WIDE_V, CAPPED, WAITS = (
+WIDE, WIDE_V, CAPPED, WAITS, BIAS_16, BIAS_32 = (
     "head_dim 128 exceeds 64",
     "head_dim_v 128 exceeds 64",
     "it has no room for the slopes of a softcap",
     "it has no room for a dQ that waits for its turn",
+    "it has no room for a bias of 16 bits",
+    "it has no room for a bias of 32 bits",
 )
 
 
 @pytest.mark.parametrize(
     ("options", "objections"),
     [
-        ({}, (WIDE, WIDE, None, None, None, None, None)),
-        ({"deterministic": True}, (WIDE, WIDE, WAITS, None, None, WAITS, None)),
-        ({"softcap": 5.0}, (WIDE, WIDE, CAPPED, CAPPED, None, CAPPED, None)),
-        ({"softcap": 5.0, "deterministic": True}, (WIDE, WIDE, CAPPED, CAPPED, None, CAPPED, None)),
-        ({"head_dim": 64}, (None,) * 7),
-        ({"head_dim": 64, "softcap": 5.0}, (CAPPED, None, CAPPED, CAPPED, None, CAPPED, None)),
-        ({"head_dim": 64, "head_dim_v": 128}, (WIDE_V, WIDE_V, None, None, None, None, None)),
+        ({}, (WIDE, WIDE, *[None] * 7)),
+        ({"deterministic": True}, (WIDE, WIDE, WAITS, WAITS, None, None, None, WAITS, None)),
+        ({"softcap": 5.0}, (WIDE, WIDE, *[CAPPED] * 4, None, CAPPED, None)),
+        ({"softcap": 5.0, "deterministic": True}, (WIDE, WIDE, *[CAPPED] * 4, None, CAPPED, None)),
+        ({"head_dim": 64}, (None,) * 9),
+        ({"head_dim": 64, "softcap": 5.0}, (CAPPED, None, *[CAPPED] * 4, None, CAPPED, None)),
+        ({"head_dim": 64, "head_dim_v": 128}, (WIDE_V, WIDE_V, *[None] * 7)),
+        ({"bias": "qk"}, (WIDE, WIDE, BIAS_32, None, BIAS_32, None, BIAS_32, BIAS_32, None)),
+        (
+            {"bias": "qk", "deterministic": True},
+            (WIDE, WIDE, WAITS, WAITS, BIAS_32, None, BIAS_32, WAITS, None),
+        ),
+        (
+            {"bias": "bhqk", "bias_dtype": ml_dtypes.bfloat16},
+            (WIDE, WIDE, BIAS_16, None, None, None, BIAS_16, BIAS_16, None),
+        ),
+        ({"bias": "k"}, (WIDE, WIDE, *[None] * 7)),  # a row, and a column, take no shared memory of tiles
+        ({"bias": "bq", "deterministic": True}, (WIDE, WIDE, WAITS, WAITS, None, None, None, WAITS, None)),
     ],
     ids=str,
 )
@@ -204,6 +233,46 @@ def test_sizes_decide_about_parts_alone(head_dim: int) -> None:
     many = select(seqlen_q=4096, seqlen_k=8192, batch=70_000, heads_q=64, head_dim=head_dim).spec
     assert (few.partial, many.partial) == (True, False)
     assert dataclasses.replace(few, partial=False) == many
+
+
+# --- A bias ---
+
+
+@pytest.mark.parametrize(
+    ("axes", "kind"),
+    [
+        ("", Bias.NONE), ("bhqk", Bias.TILE), ("qk", Bias.TILE), ("bk", Bias.ROW), ("k", Bias.ROW), ("hq", Bias.COLUMN),
+        ("bh", Bias.COLUMN),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_axes_of_a_bias_decide_how_it_is_read(axes: str, kind: Bias, dtype: Any) -> None:
+    problem = problem_of(bias=axes, bias_dtype=dtype, dtype=np.float16, causal=True, softcap=5.0)
+    spec = select_backward(problem, H200).spec
+    assert problem.bias_kind is spec.bias is kind
+    assert spec.bias_float32 == (dtype == np.float32 and kind is not Bias.NONE)
+
+
+def test_a_bias_of_one_query_or_one_key_has_one_row_or_column() -> None:
+    assert select(seqlen_q=1, bias="hqk").spec.bias is Bias.ROW
+    assert select(seqlen_k=1, bias="hqk").spec.bias is Bias.COLUMN
+    assert select(seqlen_q=1, seqlen_k=1, bias="hqk").spec.bias is Bias.COLUMN
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "stages"), [((64, 64), 3), ((40, 72), 2), ((128, 128), 2), ((192, 128), 1), ((64, 256), 1)]
+)
+def test_the_kernel_of_the_gradient_of_a_bias(head_dims: tuple[int, int], stages: int) -> None:
+    """It has the scores of the other kernel."""
+    options: dict[str, Any] = {"causal": True, "window_size": (30, None), "softcap": 5.0, "alibi": True}
+    for name, value in options.items():
+        spec = select(head_dim=head_dims[0], head_dim_v=head_dims[1], bias="hk", **{name: value}).spec
+        of_bias = bias_gradient_spec(spec)
+        assert of_bias.stages == stages
+        shared = ("dtype", "head_dim", "head_dim_v", "causal", "window", "softcap", "alibi", "bias", "bias_float32")
+        assert all(getattr(spec, field) == getattr(of_bias, field) for field in shared)
+    assert str(of_bias).startswith("gradient of a bias sm_90a bfloat16 d")
+    assert str(of_bias).endswith(f" stages {stages} alibi bias_float32 bias row")
 
 
 # --- Query heads that share a key head ---
@@ -298,13 +367,6 @@ def test_another_architecture(capability: tuple[int, int]) -> None:
         select(Device(capability, 132, 2**25))
 
 
-def test_a_bias() -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"^attention: no kernel computes the gradients of attention with a bias"
-    ):
-        select(bias=True)
-
-
 @pytest.mark.parametrize("sizes", [{"head_dim": 264}, {"head_dim": 64, "head_dim_v": 264}], ids=str)
 def test_a_wide_head_dim(sizes: dict[str, int]) -> None:
     with pytest.raises(UnsupportedError, match=r"^attention: .*head_dim(_v)? 264"):
@@ -315,7 +377,7 @@ def test_the_last_row_takes_whatever_the_checks_let_pass() -> None:
     last = BWD_CANDIDATES[-1]
     widest = max(max(row.head_dim, row.head_dim_v) for row in BWD_CANDIDATES)
     assert last.head_dim == last.head_dim_v == widest
-    assert last.objection(problem_of(head_dim=widest, softcap=5.0, deterministic=True)) is None
+    assert last.objection(problem_of(head_dim=widest, softcap=5.0, deterministic=True, bias="hqk")) is None
     wider = widest + 8
     message = rf"^attention: q has head_dim {wider}; supported are the multiples of 8 from 8 to {widest}$"
     with pytest.raises(UnsupportedError, match=message):

@@ -90,9 +90,9 @@ def test_a_kernel_that_has_been_emulated() -> None:
         (64, {}, 0),
         (64, {"softcap": 3.0}, 1),
         (120, {}, 2),
-        (120, {"deterministic": True}, 3),
-        (120, {"softcap": 3.0}, 4),
-        (256, {}, 6),
+        (120, {"deterministic": True}, 4),
+        (120, {"softcap": 3.0}, 6),
+        (256, {}, 8),
     ],
     ids=["64", "softcap", "120", "deterministic", "120-softcap", "256"],
 )

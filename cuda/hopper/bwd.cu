@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(S.threads(), 1) backward(const __grid_constant
     if constexpr (S.deterministic) {
       for (auto& barriers : storage.dq.barriers) initialise(barriers, 1, warpgroup_warps);
     }
+    if constexpr (S.bias == Bias::tile) initialise(storage.bias_barriers.ring, bwd_consumer_warps<S>);
     initialise(storage.q_barriers, bwd_consumer_warps<S>);
     initialise(storage.dout_barriers, bwd_consumer_warps<S>);
     ptx::fence_mbarrier_init();
@@ -69,6 +70,9 @@ __global__ void __launch_bounds__(S.threads(), 1) backward(const __grid_constant
   if (threadIdx.x < warpgroup_threads) {
     if constexpr (S.setmaxnreg) ptx::setmaxnreg_dec<S.producer_registers()>();
     if (threadIdx.x == 0) produce<S>(p, storage);
+    if constexpr (S.bias == Bias::tile) {
+      if (threadIdx.x == 96) produce_bias<S>(p, storage);  // of the last warp; adders have those between
+    }
     if constexpr (S.deterministic) {
       const int adder = int(threadIdx.x) / 32 - 1;  // a warp for each consumer warpgroup
       if (0 <= adder && adder < S.consumers() && threadIdx.x % 32 == 0) add_in_turn<S>(p, storage, adder);

@@ -33,4 +33,13 @@ __device__ inline void ldmatrix_x4(SharedAddress row, u32& m0, u32& m1, u32& m2,
                : "memory");
 }
 
+/// Two such matrices, transposed: lanes 0 to 15 give the addresses of their rows, and a lane gets elements 2 (l % 4) and
+/// 2 (l % 4) + 1 of column l / 4 of each.
+__device__ inline void ldmatrix_x2_trans(SharedAddress row, u32& m0, u32& m1) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 {%0, %1}, [%2];"
+               : "=r"(m0), "=r"(m1)
+               : "r"(row)
+               : "memory");
+}
+
 }  // namespace cupyfa::ptx

@@ -90,11 +90,11 @@ SHARED = of(2, 70, 150, 6, 2, 128, "float16")._replace(sms=16)
 SHARED_WIDE = of(2, 130, 100, 4, 2, 192, "float16", head_dim_v=128)._replace(sms=132)
 
 KERNEL = "hopper/bwd.cu"
-COLUMNS, CONSUMER, WIDE_CONSUMER, EPILOGUE, GEMM, PLACE, TILE, PRODUCER, SUM, SCORES, STORAGE = (
+COLUMNS, CONSUMER, WIDE_CONSUMER, EPILOGUE, GEMM, PLACE, TILE, PRODUCER, SUM, SCORES, STORAGE, BIAS = (
     f"hopper/bwd/{name}.cuh"
     for name in (
         "columns", "consumer", "wide_consumer", "epilogue", "gemm", "key_place", "key_tile", "producer", "query_sum",
-        "scores", "storage",
+        "scores", "storage", "bias",
     )
 )  # fmt: skip
 BEFORE, AFTER, SINK, RING = "bwd_preprocess.cu", "bwd_postprocess.cu", "bwd_sink.cu", "ring.cuh"
@@ -126,14 +126,14 @@ RACES: dict[str, Fault] = {
     ),
     "the lse is not counted": Fault(
         STORAGE,
-        r"q_slot_bytes, q_bytes \+ row_bytes>",
+        r"q_slot_bytes, q_filled>",
         "q_slot_bytes, q_bytes>",
         PLAIN,
         "MBARRIER_FLIP_WITH_TMA_IN_FLIGHT",
     ),
     "delta is not counted": Fault(
         STORAGE,
-        r"dout_slot_bytes, dout_bytes \+ row_bytes>",
+        r"dout_slot_bytes, dout_filled>",
         "dout_slot_bytes, dout_bytes>",
         PLAIN,
         "MBARRIER_FLIP_WITH_TMA_IN_FLIGHT",
@@ -409,7 +409,9 @@ UNSEEN: dict[str, Fault] = {
 }
 #: Faults that begin a kernel too early. Nothing but a programmatic launch shows them.
 EARLY: dict[str, Fault] = {
-    "rows are read before they are prepared": Fault(PRODUCER, r" ptx::griddepcontrol_wait\(\);.*", "{}", PLAIN),
+    "rows are read before they are prepared": Fault(
+        PRODUCER, r" ptx::griddepcontrol_wait\(\);  // proves lse.*", "{}", PLAIN
+    ),
     "the sum is read before it is complete": Fault(AFTER, r"  ptx::griddepcontrol_wait\(\);.*", "", PLAIN),
     "parts of gradients are read before they are complete": Fault(
         AFTER, r"  ptx::griddepcontrol_wait\(\);.*", "", SHARED
@@ -466,16 +468,18 @@ WRONG: dict[str, Fault] = {
         SCORES, r"\(value - of_query\[i % 2\]\)", "(value - of_query[1 - i % 2])", PLAIN
     ),
     "dS lacks P": Fault(SCORES, r"value = P\[4 \* group \+ i\] \* ", "value = ", PLAIN),
-    "slopes of the cap are left out": Fault(SCORES, r"if constexpr \(S\.softcap\) value \*= slopes\[i\];", "", CAPPED),
+    "slopes of the cap are left out": Fault(
+        SCORES, r"if constexpr \(Slopes::kept\) value \*= slopes\[i\];", "", CAPPED
+    ),
     "slopes of the cap are of the first queries": Fault(
         SCORES, r"own_ \+ group \* warpgroup_threads \* 16", "own_", CAPPED
     ),
-    "the cap has the slope of a logistic function": Fault(SCORES, r"-4\.f \* cap", "-cap", CAPPED),
-    "ALiBi rises": Fault(SCORES, r"-log2_e \* p_\.alibi", "log2_e * p_.alibi", BATCHES),
+    "the cap has the slope of a logistic function": Fault(SCORES, r"-4\.f \* score", "-score", CAPPED),
+    "ALiBi rises": Fault(SCORES, r"= -p_\.alibi", "= p_.alibi", BATCHES),
     "ALiBi slopes are of the first head": Fault(SCORES, r"query\.head \* p_\.alibi", "0 * p_.alibi", BATCHES),
     "ALiBi counts from the first key": Fault(SCORES, r" - tile_\.n \* S\.tile_n - place_", " - place_", BATCHES),
     "lse is that of the first rows": Fault(
-        SCORES, r"8 \* group \+ place_\.query\(\)\), words", "place_.query()), words", PLAIN
+        BIAS, r"8 \* group \+ place\.query\(\)\), words", "place.query()), words", PLAIN
     ),
     "a key tile begins a query tile late": Fault(
         TILE,
@@ -515,7 +519,7 @@ WRONG: dict[str, Fault] = {
         SUM, r"\(DqPart<S>::first_row\(part\), column\)", "(0, 0)", PLAIN
     ),
     "dQ is added to the first head's": Fault(SUM, r"<S>\(p, query\.head\)", "<S>(p, 0)", PLAIN),
-    "lse stays natural": Fault(BEFORE, r"lse \* log2_e :", "lse :", PLAIN),
+    "lse stays natural": Fault(BEFORE, r"lse \* p\.lse_factor :", "lse :", PLAIN),
     "a gradient of the lse is added": Fault(BEFORE, r"delta -= p\.dlse", "delta += p.dlse", ROWS),
     "the gradient of the lse is of the first head": Fault(BEFORE, r"head \* p\.dlse_strides\.head", "0", ROWS),
     "delta is of one lane": Fault(BEFORE, r"delta = sum_of_lanes\(delta, lanes\);", "", PLAIN),

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulator.backward_faults import EARLY, RACES, UNORDERED, UNSEEN, WRONG, Fault, Shown
+from emulator import backward_bias_faults, backward_faults
+from emulator.backward_faults import UNORDERED, UNSEEN, Fault, Shown
 from gradients import guarded_gradients
 from nvrtc_tools import import_nvrtc
 from odd_views import ODD_VIEWS, OddView, written
@@ -29,6 +30,7 @@ from cupyfa.testing import (
     BackwardCase,
     Case,
     Guarded,
+    PackedCase,
     assert_gradients_close,
     random_array,
 )
@@ -39,7 +41,7 @@ WIDEST = max(row.head_dim for row in BWD_CANDIDATES)
 def is_computed(case: BackwardCase) -> bool:
     """Whether it is small, and there is a kernel for it."""
     forward = case.forward
-    if case.large or forward.bias:
+    if case.large or (isinstance(forward, PackedCase) and forward.bias):
         return False
     return max(forward.head_dim, forward.head_dim_v or 0) <= WIDEST
 
@@ -155,6 +157,8 @@ SCHEDULED = [
     of(1, 300, 300, 1, 1, 64, "bfloat16", window_size=(150, 20), deterministic=True),
     of(1, 200, 300, 1, 1, 128, "float16", deterministic=True),
     of(1, 150, 150, 2, 1, 128, "bfloat16", True, softcap=5.0, deterministic=True),
+    of(1, 200, 130, 1, 1, 128, "bfloat16", bias="qk", bias_dtype="float32"),
+    of(1, 130, 150, 2, 1, 128, "float16", True, bias="hqk", bias_dtype="float32", deterministic=True),
     of(1, 200, 130, 1, 1, 96, "bfloat16", window_size=(100, 20)),
     of(1, 150, 200, 2, 1, 72, "float16", True, head_dim_v=96, deterministic=True),
     of(1, 200, 130, 1, 1, 256, "float16"),
@@ -239,7 +243,7 @@ def test_a_kernel_waits_for_the_one_in_front_of_it(case: BackwardCase) -> None:
 
 
 #: Lines of the main kernel that read what no other kernel of the call writes.
-AT_ONCE = ("shared_address(storage.k), p.k,", "p_.alibi_slopes[")
+AT_ONCE = ("shared_address(storage.k), p.k,", "p_.alibi_slopes[", "p.bias,", "p_.bias_data)[")
 
 
 def read_too_early(call: Call) -> list[str]:
@@ -463,7 +467,13 @@ def test_c55_a_workspace_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> N
 
 # --- Planted faults ---
 
-ENTRIES = ("plan.cu", "bwd_preprocess.cu", "hopper/bwd.cu", "bwd_postprocess.cu", "bwd_sink.cu")
+ENTRIES = (
+    *("plan.cu", "bwd_preprocess.cu", "hopper/bwd.cu", "bwd_postprocess.cu", "bwd_sink.cu"),
+    "hopper/bwd_bias.cu",
+)
+RACES, EARLY, WRONG = (
+    getattr(backward_faults, kind) | getattr(backward_bias_faults, kind) for kind in ("RACES", "EARLY", "WRONG")
+)
 
 
 def named(faults: dict[str, Any]) -> Any:
@@ -551,5 +561,5 @@ def test_a_wrong_result_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     plant(WRONG[fault], monkeypatch)
     call, run = next(launches(case))
     if run.verdict == "clean":
-        with pytest.raises(AssertionError, match=r"^(dq|dk|dv|dsink)\[|^canary broken|Arrays are not equal"):
+        with pytest.raises(AssertionError, match=r"^(dq|dk|dv|dsink|dbias)\[|^canary broken|Arrays are not equal"):
             call.hold_to_oracle()

@@ -62,17 +62,20 @@ def test_rows_behind_2_31_vectors_are_prepared() -> None:
         dout_strides=(0, 0, 0, 1),
         lse_strides=(0, 0, 0, 0),
         dlse_strides=(0, 0, 0, 0),
+        bias_strides=(0, 0, 0, 0),
         sink_stride=0,
         dq_head=(FIRST + 2 * ROWS) * HEAD_DIM,
         turns_head=0,
         tile_m=ROWS,
+        lse_factor=float(np.log2(np.e)),
+        bias_float32=False,
         seqlen_q=FIRST + ROWS + 5,
         rows=FIRST + 2 * ROWS,
         head_dim_v=HEAD_DIM,
         heads_q=1,
     )
     at_matrix, at_rows = (device.register(x, writable=False) for x in (matrix, of_rows))
-    addresses = (at_matrix, at_matrix, at_rows, 0, 0, lse_log2.address, delta.address, 0, dq.address, *[0] * 4)
+    addresses = (at_matrix, at_matrix, at_rows, 0, 0, lse_log2.address, delta.address, *[0] * 3, dq.address, *[0] * 4)
     run = run_far_cta(device, PreprocessSpec(DType.FLOAT16), packing.pack(addresses, vectors=True))
     assert run.verdict == "clean", str(run)
     np.testing.assert_array_equal(dq.written(), 0)

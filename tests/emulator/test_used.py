@@ -66,11 +66,12 @@ def test_rows_that_are_not_used_are_tiles_without_keys() -> None:
 # --- Planted faults ---
 
 PLAN, STORER, EPILOGUE = "plan.cu", "hopper/storer.cuh", "hopper/epilogue.cuh"
+ROWS_OF_SEQUENCE = "packed_rows.cuh"
 RAGGED = UsedCase("ragged", 70, 150, (70, 9), (20, 150), heads_q=2, causal=True)
 FAULTS = {
     # name: file, pattern, replacement, the case that shows it
     "all batches begin at the first": (PLAN, r"int\(i\) \* step", "0", RAGGED),
-    "all rows are used": (PLAN, r"seqused == nullptr \? length", "true ? length", RAGGED),
+    "all rows are used": (ROWS_OF_SEQUENCE, r"seqused == nullptr \? length", "true ? length", RAGGED),
     "rows that are not used are left": (PLAN, r"end = before\.begin \+ before\.length", "end = begin", RAGGED),
     "rows that are not used are of the first batch": (PLAN, r", batch = int\(i - 1\)", "", RAGGED),
     "lse counts rows from the first batch": (EPILOGUE, r" - tile\.batch \* p\.q_step", "", RAGGED),

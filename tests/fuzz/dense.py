@@ -29,7 +29,7 @@ MAX_SCORES, MAX_SCORES_IF_LONG = 400_000, 1_500_000
 _TRIES = 10_000
 _BIASES = ((Bias.NONE, False), *itertools.product((Bias.TILE, Bias.ROW, Bias.GATHER), (False, True)))
 _ROWS = tuple(row for row in CANDIDATES if not row.packed)
-_MAX_BIAS = 2**24  # bytes, with what lies between
+MAX_BIAS = 2**24  # bytes, with what lies between
 #: By a forward function.
 WRITTEN = ("out", "lse")
 #: Kernels that no row of the table makes.
@@ -325,7 +325,7 @@ def draw_place_of_bias(
             reverse=choice.random() < 0.1,
         )
         problem = problem_of(others | {"bias": place})
-        if place.size <= _MAX_BIAS and (problem.is_empty or problem.bias_access is shape.template.bias):
+        if place.size <= MAX_BIAS and (problem.is_empty or problem.bias_access is shape.template.bias):
             return place
     raise RuntimeError(f"no place of {_TRIES} for a bias of {shape.bias_shape} has {shape.template.bias}")
 

@@ -30,7 +30,9 @@ from fuzz.values import Values, draw_values
 _TRIES = 10_000
 _MAX_SCORES = 100_000  # of a problem: what the oracles take their time for, three times that of a forward pass
 _MATRICES = ("q", "k", "v", "dout", "out", "dq", "dk", "dv")
-_WRITTEN = ("dq", "dk", "dv", "dsink")
+_WRITTEN = ("dq", "dk", "dv", "dsink", "dbias")
+#: What has the shape and the type of what.
+_LIKE = {"dout": "out", "dlse": "lse", "dq": "q", "dk": "k", "dv": "v", "dsink": "sink", "dbias": "bias"}
 #: Whose rows are added up to each.
 _ROWS_OF = {"dq": "k", "dk": "q", "dv": "dout"}
 #: Of rows of the table by what they take: other head dimensions that need them, too.
@@ -72,11 +74,13 @@ class GradientsProblem:
     def warm_call(self) -> dict[str, Any]:
         """For `cupyfa.warmup`."""
         shapes = _shapes(self.shape)
-        return {
+        dtypes = self.shape.dtypes()
+        bias = {"bias": shapes["bias"], "bias_dtype": dtypes["bias"]} if "bias" in self.shape.of_scores else {}
+        return bias | {
             **{name: shapes[name] for name in ("q", "k", "v", "dout")},
             **dict.fromkeys(self.shape.of_heads, True),
             **self.options,
-            "dtype": self.shape.dtypes()["q"],
+            "dtype": dtypes["q"],
         }
 
     @property
@@ -106,12 +110,14 @@ class GradientsProblem:
 
     def check(self, arrays: dict[str, Any], results: dict[str, Any], *, by_kernel: bool) -> None:
         """Hold gradients to the oracles, by the rule of `cupyfa.testing.assert_gradients_close`."""
-        assert ("dsink" in results) is ("sink" in arrays), f"the call has returned {', '.join(results)}"
+        for gradient, of in (("dsink", "sink"), ("dbias", "bias")):
+            found = f"{gradient} belongs to {of}; the call has returned {', '.join(results)}"
+            assert (gradient in results) is (of in arrays), found
         layout = self.shape.layout
         given = {
             name: as_bshd(x, layout) if name in _MATRICES else x
             for name, x in arrays.items()
-            if name not in (*_WRITTEN, *self.shape.of_heads)
+            if name not in (*_WRITTEN, *self.shape.of_scores)
         }
         exact, plain, floor = (x._asdict() for x in expected_of(given, self._oracle_options(arrays)))
         for name, x in results.items():
@@ -120,7 +126,7 @@ class GradientsProblem:
             assert_close(have, exact[name], plain[name], floor=floor[name], row_factor=factor, what=name)
 
     def _oracle_options(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        return self.shape.options | {name: arrays[name] for name in self.shape.of_heads}
+        return self.shape.options | {name: arrays[name] for name in self.shape.of_scores}
 
 
 def _row_factor(x: Any) -> float | None:
@@ -138,25 +144,25 @@ def _row_factor(x: Any) -> float | None:
 def _shapes(shape: dense.Shape) -> dict[str, tuple[int, ...]]:
     """Of all arrays that a call can have, in its layout."""
     shapes = shape.shapes()
-    del shapes["bias"]
-    like = {"dout": "out", "dlse": "lse", "dq": "q", "dk": "k", "dv": "v", "dsink": "sink"}
-    return shapes | {name: shapes[other] for name, other in like.items()}
+    return shapes | {name: shapes[other] for name, other in _LIKE.items()}
 
 
 def _dtypes(shape: dense.Shape) -> dict[str, np.dtype[Any]]:
     """Of all arrays that a call can have."""
     dtypes = shape.dtypes()
-    return {name: dtypes["q"] if name in _MATRICES else np.dtype(np.float32) for name in _shapes(shape)}
+    return dtypes | {name: dtypes[other] for name, other in _LIKE.items()}
 
 
 def _problem(shape: dense.Shape, deterministic: bool, places: dict[str, Place] | None = None) -> BackwardProblem:
     """The problem as the checks of a GPU call see it; of contiguous arrays, if there are no places."""
     if places is None:
         shapes, dtypes = _shapes(shape), _dtypes(shape)
-        given = ("dout", "q", "k", "v", "out", "lse", *shape.of_heads)
+        given = ("dout", "q", "k", "v", "out", "lse", *shape.of_scores)
         operands = {name: Operand.contiguous(name, shapes[name], dtypes[name], 0) for name in given}
     else:
-        operands = {name: Operand(name, x.shape, x.strides, x.dtype, 0) for name, x in places.items()}
+        operands = {
+            name: Operand(name, x.shape, x.strides, x.dtype, 0, x.offset % 16 == 0) for name, x in places.items()
+        }
     checked = check_options(layout=shape.layout, **shape.options)
     return BackwardProblem.of(BackwardArrays(**operands), checked, deterministic=deterministic, current_device=0)
 
@@ -197,15 +203,11 @@ def _draw_template(choice: random.Random, row: BwdCandidate) -> Template:
     widest, widest_v = choice.choice([(row.head_dim, row.head_dim_v), *_OTHERS.get(row.widest, ())])
     config = tuple(choice.choice(_CONFIGS).items()) if choice.random() < 0.15 else ()
     left, right = choice.choice(_BOUNDED)
-    forward = dataclasses.replace(
-        dense.draw_template(choice, widest, widest_v),
-        long=False,
-        left=left,
-        right=right,
-        bias=Bias.NONE,
-        bias_float32=False,
-        config=config,
-    )
+    drawn = dense.draw_template(choice, widest, widest_v)
+    negative = choice.random() < 0.3
+    forward = dataclasses.replace(drawn, long=False, left=left, right=right, negative=negative, config=config)
+    if choice.random() < 0.5:
+        forward = dataclasses.replace(forward, bias=Bias.NONE, bias_float32=False)
     return Template(forward, choice.random() < 0.4, choice.random() < 0.5)
 
 
@@ -222,21 +224,43 @@ def draw_problem(choice: random.Random, template: Template, spec: BwdSpec) -> Gr
             break
     else:
         raise RuntimeError(f"no problem of {_TRIES} has the kernel {spec} of {template}")
-    given = {"q", "k", "v", "dout", "out", "lse", *shape.of_heads, *["dlse"] * (choice.random() < 0.4)}
-    given |= {name for name in ("dq", "dk", "dv", *["dsink"] * template.forward.sink) if choice.random() < 0.8}
+    given = {"q", "k", "v", "dout", "out", "lse", *shape.of_scores, *["dlse"] * (choice.random() < 0.4)}
+    given |= {f"d{name}" for name in ("q", "k", "v", "sink", "bias") if name in given and choice.random() < 0.8}
     shapes, dtypes = _shapes(shape), _dtypes(shape)
     places = {
         name: draw_place(
             choice,
             shapes[name],
             dtypes[name],
-            for_tma=name in _MATRICES and choice.random() < 0.9,
+            for_tma=name in _MATRICES and choice.random() < 0.85,
             may_repeat=name not in ("out", "lse", *_WRITTEN),
             reverse=choice.random() < 0.03,
         )
         for name in shapes
-        if name in given
+        if name in given and name != "bias"
     }
+    if "bias" in given:
+        places["bias"] = _draw_place_of_bias(choice, shape, template.deterministic, found, places)
     scale = 1.0 if shape.softmax_scale is None else shape.softmax_scale * math.sqrt(shape.head_dim)
     values = draw_values(choice, template.forward.dtype, scale, empty=True)
     return GradientsProblem(shape, template.deterministic, found, places, values)
+
+
+def _draw_place_of_bias(
+    choice: random.Random, shape: dense.Shape, deterministic: bool, spec: BwdSpec | None, others: dict[str, Place]
+) -> Place:
+    """Draw places until one has the kernel: not all can be read by TMA, and memory is limited."""
+    config = backward_config(dict(shape.template.config))
+    for _ in range(_TRIES):
+        place = draw_place(
+            choice,
+            shape.bias_shape,
+            shape.dtypes()["bias"],
+            for_tma=choice.random() < 0.7,
+            may_repeat=False,  # else its gradient would have another shape
+            reverse=choice.random() < 0.1,
+        )
+        problem = _problem(shape, deterministic, others | {"bias": place})
+        if place.size <= dense.MAX_BIAS and (spec is None or select_backward(problem, H200, config).spec == spec):
+            return place
+    raise RuntimeError(f"no place of {_TRIES} for a bias of {shape.bias_shape} has the kernel {spec}")

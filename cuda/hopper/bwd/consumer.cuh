@@ -7,6 +7,7 @@
 #include "hopper/bwd/query_sum.cuh"
 #include "hopper/bwd/scores.cuh"
 #include "ptx/fence.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/stmatrix.cuh"
 
 namespace cupyfa::hopper {
@@ -31,7 +32,11 @@ class BwdConsumer {
     if (step.any()) walk(dK, dV, range, step);
     // Proves that the dQ of all warpgroups is complete, so that nobody reads K.
     ptx::bar_sync(walked_barrier, warpgroup_threads * S.consumers());
-    store_gradients(p_, storage_, place_, tile_, dK, dV);
+    if constexpr (S.bias == Bias::none) {
+      store_gradients(p_, storage_, place_, tile_, dK, dV);
+    } else {  // the place of the tile is computed again: during the walk, registers are scarce
+      store_gradients(p_, storage_, place_, key_tile(p_, storage_, ptx::opaque(blockIdx.x)), dK, dV);
+    }
   }
 
  private:
@@ -39,7 +44,7 @@ class BwdConsumer {
                        Steps& step) {
     const SharedAddress k = shared_address(storage_.k), v = shared_address(storage_.v);
     const SharedAddress own_rows = panel_bytes(warpgroup_rows * place_.warpgroup);
-    const Scores<S> scores(p_, storage_, tile_, place_);
+    Scores<S> scores(p_, tile_, place_, {storage_.cap, place_}, {p_, storage_.bias, storage_.bias_barriers, place_});
     QuerySum<S> sum(p_, storage_, tile_, place_);
     typename Scores<S>::Values P, dP;
     float dQ[DqPart<S>::values];

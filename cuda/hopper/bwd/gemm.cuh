@@ -12,7 +12,7 @@ namespace cupyfa::hopper {
 template <BwdSpec S, int columns>
 __device__ inline void issue_transposed(float (&scores)[S.queries() / 2], SharedAddress keys, SharedAddress queries) {
   // The compiler would see that keys stay where they are, and keep a descriptor a step in registers.
-  if constexpr (!S.wide() || S.softcap) keys = ptx::opaque(keys);
+  if constexpr (!S.wide() || S.softcap || S.varlen) keys = ptx::opaque(keys);
   const Descriptor A = k_major(keys), B = k_major(queries);
   ptx::wgmma_fence();  // earlier reads of `scores` come before these writes
 #pragma unroll

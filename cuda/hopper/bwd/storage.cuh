@@ -26,7 +26,7 @@ template <BwdSpec S>
 struct DqPart {
   static constexpr bool by_rows = S.tile_m == warpgroup_rows * S.consumers();
   // Registers of a wide tile have room for 64 columns, or for 32 and whatever changes scores.
-  static constexpr bool plain = !S.window && !S.softcap && !S.alibi && !S.partial;
+  static constexpr bool plain = !S.window && !S.softcap && !S.alibi && S.bias == Bias::none && !S.partial;
   static constexpr int own = by_rows ? S.head_dim : S.head_dim / S.consumers();
   static constexpr int columns = !S.wide() || own <= (plain ? 96 : 64) ? own : plain && own % 64 == 0 ? 64 : 32;
   static constexpr int of_warpgroup = own / columns;
@@ -71,6 +71,29 @@ struct SlopeStorage<S> {
   alignas(16) float slopes[S.consumers()][S.queries() / 8][warpgroup_threads][4];
 };
 
+/// A bias of a step, (queries, keys): panels of 128 bytes a row, as TMA writes them with that swizzle.
+template <BwdSpec S>
+struct TileBias {};
+template <BwdSpec S>
+struct TileBiasBarriers {};
+
+template <BwdSpec S>
+  requires(S.bias == Bias::tile)
+struct TileBias<S> {
+  static constexpr int cols = panel_row_bytes / (S.bias_float32 ? 4 : 2);  // of a panel
+  static constexpr int bytes = S.tile_n / cols * panel_bytes(S.tile_m);
+  static_assert(S.tile_n % cols == 0);
+  using Producer = RingProducer<1, bytes>;
+  using Consumer = RingConsumer<1, bytes>;
+
+  alignas(swizzle_atom_bytes) unsigned char data[bytes];
+};
+template <BwdSpec S>
+  requires(S.bias == Bias::tile)
+struct TileBiasBarriers<S> {
+  RingBarriers<1> ring;
+};
+
 /// P, where it is no register operand.
 template <BwdSpec S>
 struct PStorage {};
@@ -99,17 +122,20 @@ struct BwdStorage {
   static constexpr int dout_bytes = panels(S.head_dim_v) * panel_bytes(S.tile_m);
   static constexpr int ds_bytes = panels(S.tile_m) * panel_bytes(S.tile_n);
   static constexpr int row_bytes = S.tile_m * int(sizeof(float));  // of lse, and of delta
-  // Behind a Q is the lse of its rows, behind a dO their delta.
+  // Behind a Q is the lse of its rows, and behind that a bias of one column; behind a dO is their delta.
+  static constexpr int q_filled = q_bytes + (S.bias == Bias::column ? 2 : 1) * row_bytes;
+  static constexpr int dout_filled = dout_bytes + row_bytes;
   static constexpr int q_slot_bytes = q_bytes + swizzle_atom_bytes;
-  static constexpr int dout_slot_bytes = dout_bytes + swizzle_atom_bytes;
-  static_assert(row_bytes <= swizzle_atom_bytes);
+  static constexpr int dout_slot_bytes = S.dout_stages == 1 ? dout_filled : dout_bytes + swizzle_atom_bytes;
+  static_assert(2 * row_bytes <= swizzle_atom_bytes);
 
   alignas(swizzle_atom_bytes) unsigned char k[k_bytes];  // dK leaves through it
   alignas(swizzle_atom_bytes) unsigned char v[v_bytes];  // dV leaves through it
   alignas(swizzle_atom_bytes) unsigned char q[S.q_stages][q_slot_bytes];
-  alignas(swizzle_atom_bytes) unsigned char dout[S.dout_stages][dout_slot_bytes];
   alignas(swizzle_atom_bytes) unsigned char ds[ds_stages<S>][ds_bytes];  // (keys, queries)
   [[no_unique_address]] PStorage<S> p;
+  [[no_unique_address]] TileBias<S> bias;
+  alignas(swizzle_atom_bytes) unsigned char dout[S.dout_stages][dout_slot_bytes];
   [[no_unique_address]] DqStorage<S> dq;
   [[no_unique_address]] SlopeStorage<S> cap;
   [[no_unique_address]] TileStorage<S> planned;
@@ -117,20 +143,21 @@ struct BwdStorage {
   u64 ds_full[ds_stages<S>];
   RingBarriers<S.q_stages> q_barriers;
   RingBarriers<S.dout_stages> dout_barriers;
+  [[no_unique_address]] TileBiasBarriers<S> bias_barriers;
 
-  using QProducer = RingProducer<S.q_stages, q_slot_bytes, q_bytes + row_bytes>;
+  using QProducer = RingProducer<S.q_stages, q_slot_bytes, q_filled>;
   using QConsumer = RingConsumer<S.q_stages, q_slot_bytes>;
-  using DoutProducer = RingProducer<S.dout_stages, dout_slot_bytes, dout_bytes + row_bytes>;
+  using DoutProducer = RingProducer<S.dout_stages, dout_slot_bytes, dout_filled>;
   using DoutConsumer = RingConsumer<S.dout_stages, dout_slot_bytes>;
 };
 
-/// The key tile of this CTA.
+/// The key tile of this CTA, whose number is `number`.
 template <BwdSpec S>
-__device__ inline KeptKeyTile<S> key_tile(const BwdParams& p, const BwdStorage<S>& storage) {
+__device__ inline KeptKeyTile<S> key_tile(const BwdParams& p, const BwdStorage<S>& storage, u32 number = blockIdx.x) {
   if constexpr (S.varlen) {
     return storage.planned.tile;
   } else {
-    return KeyTile::of<S>(p, blockIdx.x);
+    return KeyTile::of<S>(p, number);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "hopper/bwd/query_sum.cuh"
 #include "hopper/bwd/scores.cuh"
 #include "ptx/fence.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/stmatrix.cuh"
 
 namespace cupyfa::hopper {
@@ -32,7 +33,11 @@ class WideConsumer {
     Steps step(range, tile_);
     if (step.any()) walk(dK, dV, range, step);
     ptx::bar_sync(walked_barrier, warpgroup_threads * S.consumers());  // proves that nobody reads K and V
-    store_gradients(p_, storage_, place_, tile_, dK, dV);
+    if constexpr (S.bias == Bias::none && !S.alibi) {
+      store_gradients(p_, storage_, place_, tile_, dK, dV);
+    } else {  // the place of the tile is computed again: during the walk, registers are scarce
+      store_gradients(p_, storage_, place_, key_tile(p_, storage_, ptx::opaque(blockIdx.x)), dK, dV);
+    }
   }
 
  private:
@@ -45,7 +50,7 @@ class WideConsumer {
     const SharedAddress p_tile = shared_address(storage_.p.data), ds_tile = shared_address(storage_.ds[0]);
     constexpr int parts = DqPart<S>::of_warpgroup;
     const int first_part = parts * place_.warpgroup;
-    const Scores<S> scores(p_, storage_, tile_, place_);
+    Scores<S> scores(p_, tile_, place_, {storage_.cap, place_}, {p_, storage_.bias, storage_.bias_barriers, place_});
     QuerySum<S> sum(p_, storage_, tile_, place_);
     Values P, dP;
     float dQ[DqPart<S>::values];
