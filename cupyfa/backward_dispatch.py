@@ -10,7 +10,8 @@ import numpy as np
 
 from cupyfa import debug
 from cupyfa._launch import TensorMapGeometry, launch
-from cupyfa.backward_plan import BackwardPlan, plan_with_copies
+from cupyfa.backward_launches import BackwardPlan
+from cupyfa.backward_plan import plan_with_copies
 from cupyfa.backward_problem import (
     GRADIENTS,
     BackwardArrays,

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
-from cupyfa._backward import (
-    BackwardPacking,
-    BiasGradientPacking,
-    PostprocessPacking,
-    PreprocessPacking,
-    SinkPacking,
-)
+from cupyfa._backward import BackwardPacking, PostprocessPacking, PreprocessPacking, SinkPacking
 from cupyfa._launch import LaunchGeometry, TensorMapGeometry
 from cupyfa.backward_bias import bias_copy, bias_gradient, bias_gradient_ctas, bias_map, bias_strides
-from cupyfa.backward_problem import BackwardArrays, BackwardProblem
+from cupyfa.backward_launches import MAPPED, BackwardPlan, BiasGradient, Maps, Place, Rounding
+from cupyfa.backward_problem import BackwardProblem
 from cupyfa.backward_select import BackwardSelection, bias_gradient_spec
 from cupyfa.copies import Copy, copies_of
 from cupyfa.errors import UnsupportedError
-from cupyfa.operand import TMA_ALIGNMENT, Addresses, Layout, Operand, row_strides, strides_or_zeros
+from cupyfa.operand import Layout, Operand, row_strides, strides_or_zeros
 from cupyfa.packing import UNBOUNDED, Packing, packed_map
 from cupyfa.select import Device
 from cupyfa.spec import Bias, BiasGradientSpec, BwdSpec, PlanSpec, PostprocessSpec, PreprocessSpec, SinkSpec, Spec
 
-__all__ = ["BackwardPlan", "backward_specs", "plan_backward", "plan_with_copies"]
+__all__ = ["backward_specs", "plan_backward", "plan_with_copies"]
 
 _LOG2_E = math.log2(math.e)
 _MOST_CTAS = 2**31 - 1
@@ -33,14 +26,6 @@ _MOST_ROWS = 2**31 - 1  # of a head, filled up to tiles
 _SPACING = 256  # bytes; parts of the workspace begin at multiples of it
 _GRADIENT_ROWS = 64  # a warpgroup stores its own rows
 _SMALLEST_PART = 64 * 32  # of a dQ that waits for its turn: elements (the kernel checks that it has no smaller ones)
-_NO_MAP = bytes(128)  # a tensor map that no thread reads
-
-
-class _Place(NamedTuple):
-    """A part of the workspace."""
-
-    begin: int
-    size: int
 
 
 class _Workspace:
@@ -49,30 +34,10 @@ class _Workspace:
     def __init__(self, begin: int) -> None:
         self.bytes = begin
 
-    def take(self, size: int) -> _Place:
+    def take(self, size: int) -> Place:
         begin = -(-self.bytes // _SPACING) * _SPACING
         self.bytes = begin + size
-        return _Place(begin, size)
-
-
-class _Rounding(NamedTuple):
-    """How a gradient becomes of sums in the workspace."""
-
-    name: str
-    packing: PostprocessPacking
-    sums: _Place
-    vectors: bool  # whether its rows are vectors of 16 bytes, if they begin at a multiple of that
-
-
-_Maps = tuple[TensorMapGeometry | None, ...]
-
-
-class _BiasGradient(NamedTuple):
-    """The launch that computes the gradient of a bias."""
-
-    scores: BackwardPacking
-    maps: _Maps
-    packing: BiasGradientPacking
+        return Place(begin, size)
 
 
 def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tuple[Spec, ...]:
@@ -101,128 +66,6 @@ def backward_specs(problem: BackwardProblem, selection: BackwardSelection) -> tu
     sink = () if problem.dsink is None else (SinkSpec(),)
     bias = () if problem.dbias is None else (bias_gradient_spec(spec),)
     return (*planning, PreprocessSpec(spec.dtype), spec, *rounded, *sink, *bias)
-
-
-@dataclasses.dataclass(frozen=True)
-class BackwardPlan:
-    """All launches of a call: only addresses are missing.
-
-    Attributes
-    ----------
-    specs : tuple of Spec
-        The kernels.
-    geometries : tuple of LaunchGeometry
-        Of each.
-    planning, preprocess, backward, sink
-        Their parameters; the first is there for packed sequences, and sink may be None.
-    roundings : tuple of _Rounding
-        Of dq, and of dk and dv where their sums are in parts.
-    dbias : _BiasGradient or None
-        Of a bias.
-    maps : tuple of TensorMapGeometry or None
-        Of q, k, v, dout, dk, dv and bias; None for dk and dv where their sums are in parts, and for a bias that threads
-        load.
-    row_vectors : bool
-        Whether rows of out and dout are vectors of 16 bytes, if they begin at a multiple of that.
-    plan, lse_log2, delta, bias_rows, turns, dsink : _Place
-        In the workspace; plan and the last three may be None.
-    workspace_bytes : int
-        All of it.
-    """
-
-    specs: tuple[Spec, ...]
-    geometries: tuple[LaunchGeometry, ...]
-    planning: Packing | None
-    preprocess: PreprocessPacking
-    backward: BackwardPacking
-    sink: SinkPacking | None
-    roundings: tuple[_Rounding, ...]
-    dbias: _BiasGradient | None
-    maps: _Maps
-    row_vectors: bool
-    plan: _Place | None
-    lse_log2: _Place
-    delta: _Place
-    bias_rows: _Place | None
-    turns: _Place | None
-    dsink: _Place | None
-    workspace_bytes: int
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """What the workspace holds beside copies, and the bytes of each."""
-        sums = {f"sums of {rounding.name}": rounding.sums for rounding in self.roundings}
-        places = {"plan": self.plan, "lse": self.lse_log2, "delta": self.delta, **sums}
-        places |= {"bias": self.bias_rows, "turns": self.turns, "sums of dsink": self.dsink}
-        return {name: place.size for name, place in places.items() if place is not None}
-
-    def pack(
-        self,
-        encode: Callable[[TensorMapGeometry, int], bytes],
-        at: BackwardArrays[int],
-        copied: BackwardArrays[int],
-        workspace: int,
-    ) -> list[bytes]:
-        """Return the parameters of each kernel.
-
-        Parameters
-        ----------
-        encode : callable
-            ``encode(geometry, address)`` returns the 128 bytes of a tensor map.
-        at : BackwardArrays of int
-            Addresses; None or 0 for an array that there is not.
-        copied : BackwardArrays of int
-            The same, with those of copies in place of what TMA cannot take.
-        workspace : int
-            Address of the workspace.
-
-        Returns
-        -------
-        list of bytes
-            Packed structs.
-        """
-
-        def place(part: _Place | None) -> int:
-            return 0 if part is None else workspace + part.begin
-
-        plan, lse_log2, delta = map(place, (self.plan, self.lse_log2, self.delta))
-        turns, dsink, bias_rows = map(place, (self.turns, self.dsink, self.bias_rows))
-        bias = at.bias or 0
-        sums = {rounding.name: place(rounding.sums) for rounding in self.roundings}
-        rows = (at.cu_seqlens_q or 0, at.seqused_q or 0, plan)
-
-        def encoded(maps: _Maps) -> tuple[bytes, ...]:
-            return tuple(
-                _NO_MAP if x is None else encode(x, getattr(copied, name))
-                for x, name in zip(maps, _MAPPED, strict=True)
-            )
-
-        parts = (sums.get("dk", 0), sums.get("dv", 0))
-        of_scores = (lse_log2, delta, sums["dq"], turns, at.alibi_slopes or 0, *parts, plan, bias, bias_rows)
-        packed = [] if self.planning is None else [self.planning.pack(_keys_for_queries(at), plan)]
-        packed += [
-            self.preprocess.pack(
-                (
-                    *(at.out, at.dout, at.lse, at.dlse or 0, at.sink or 0, lse_log2, delta, dsink),
-                    *(bias if bias_rows else 0, bias_rows, sums["dq"], turns, *rows),
-                ),
-                self.row_vectors and not (at.out | at.dout) % TMA_ALIGNMENT,
-            ),
-            self.backward.pack(encoded(self.maps), of_scores),
-        ]
-        for name, packing, _, vectors in self.roundings:
-            address = getattr(at, name)
-            packed.append(packing.pack((sums[name], address, *rows), vectors and not address % TMA_ALIGNMENT))
-        if self.sink is not None:
-            packed.append(self.sink.pack(dsink, at.dsink or 0))
-        if self.dbias is not None:
-            scores = self.dbias.scores.pack(encoded(self.dbias.maps), of_scores)
-            packed.append(self.dbias.packing.pack(scores, at.dbias or 0))
-        return packed
-
-
-#: In the order of ``BackwardPacking.pack``.
-_MAPPED = ("q", "k", "v", "dout", "dk", "dv", "bias")
 
 
 def plan_backward(
@@ -389,11 +232,11 @@ def _scores(
 
 def _bias_gradient(
     problem: BackwardProblem, dbias: Operand, spec: BiasGradientSpec, rows: int, mapped: Mapping[str, Operand]
-) -> _BiasGradient:
+) -> BiasGradient:
     read = {name: x for name, x in mapped.items() if name not in ("dk", "dv")}
     packing = bias_gradient(dbias, problem.forward.batch)
     tiles = rows // spec.tile_m, -(-problem.forward.seqlen_k // spec.tile_n)
-    return _BiasGradient(_scores(problem, spec, tiles, 1, 1, 1), _maps(read, spec), packing)
+    return BiasGradient(_scores(problem, spec, tiles, 1, 1, 1), _maps(read, spec), packing)
 
 
 def plan_with_copies(
@@ -422,7 +265,7 @@ def plan_with_copies(
     """
     by_threads = ("dk", "dv") if selection.parts > 1 else ()  # from sums, as dq: a copy would be written over them
     given = problem.operands.given()
-    matrices = {name: given[name] for name in given if name in _MAPPED and name not in (*by_threads, "bias")}
+    matrices = {name: given[name] for name in given if name in MAPPED and name not in (*by_threads, "bias")}
     copies = copies_of(problem.forward, matrices.values(), layout, unaligned, 0)
     if (of_bias := bias_copy(problem, copies[-1].end if copies else 0)) is not None:
         copies = (*copies, of_bias)
@@ -458,23 +301,9 @@ def _planning(problem: BackwardProblem, spec: BwdSpec, device: Device) -> Packin
     )
 
 
-def _keys_for_queries(at: BackwardArrays[int]) -> Addresses:
-    """Return the lengths as the plan takes them."""
-    return Addresses(
-        q=0,
-        k=0,
-        v=0,
-        out=0,
-        cu_seqlens_q=at.cu_seqlens_k or 0,
-        cu_seqlens_k=at.cu_seqlens_q or 0,
-        seqused_q=at.seqused_k or 0,
-        seqused_k=at.seqused_q or 0,
-    )
-
-
 def _rounding(
     gradient: Operand, tiles: int, head_dim: int, tile: int, parts: int, scale: float, workspace: _Workspace
-) -> _Rounding:
+) -> Rounding:
     """Take room for the sums of a gradient, in tiles of rows with a padded head_dim, and say what becomes of them."""
     batch, seqlen, heads, columns = gradient.shape
     part = batch * heads * tiles * tile * head_dim
@@ -488,7 +317,7 @@ def _rounding(
         heads=heads,
         tiles=tiles,
     )
-    return _Rounding(gradient.name, packing, workspace.take(4 * parts * part), gradient.has_vectors)
+    return Rounding(gradient.name, packing, workspace.take(4 * parts * part), gradient.has_vectors)
 
 
 def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) -> int:
@@ -498,8 +327,8 @@ def _heads_per_section(spec: BwdSpec, tiles_n: int, heads: int, device: Device) 
     return max(1, min(heads, device.multiprocessors // tiles_n))
 
 
-def _maps(mapped: Mapping[str, Operand], spec: BwdSpec | BiasGradientSpec) -> _Maps:
-    return tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in _MAPPED)
+def _maps(mapped: Mapping[str, Operand], spec: BwdSpec | BiasGradientSpec) -> Maps:
+    return tuple(_tensor_map(mapped[name], spec, name) if name in mapped else None for name in MAPPED)
 
 
 def _tensor_map(matrix: Operand, spec: BwdSpec | BiasGradientSpec, name: str) -> TensorMapGeometry:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from cupyfa.backward_dispatch import prepare_backward_there
-from cupyfa.backward_plan import BackwardPlan, backward_specs, plan_with_copies
+from cupyfa.backward_launches import BackwardPlan
+from cupyfa.backward_plan import backward_specs, plan_with_copies
 from cupyfa.backward_problem import BackwardArrays, BackwardProblem
 from cupyfa.backward_select import BWD_CANDIDATES, BackwardSelection, backward_config, select_backward
 from cupyfa.copies import Copy

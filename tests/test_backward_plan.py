@@ -25,7 +25,8 @@ from cupyfa._backward import (
 )
 from cupyfa._launch import TensorMapGeometry
 from cupyfa.backward_bias import bias_copy
-from cupyfa.backward_plan import BackwardPlan, backward_specs, plan_with_copies
+from cupyfa.backward_launches import BackwardPlan
+from cupyfa.backward_plan import backward_specs, plan_with_copies
 from cupyfa.backward_problem import BackwardArrays, BackwardProblem
 from cupyfa.backward_select import BWD_CANDIDATES, BwdCandidate, backward_config, select_backward
 from cupyfa.copies import Copy
